@@ -1,0 +1,35 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 14)))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test gate bench nightly clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "stagemesh needs Python 3.11, 3.12 or 3.13 on PATH (or: make PYTHON=/path/to/python3)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/stagemesh demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -m 'not nightly and not bench' $(ARGS)
+
+gate: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m pytest -m bench -s $(ARGS)
+
+nightly: setup
+	$(BIN)/python -m pytest -m nightly -s $(ARGS)
+
+clean:
+	rm -rf $(VENV)

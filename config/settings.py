@@ -1,0 +1,194 @@
+"""Every knob once: unit in the name, default, bound, one line of why.
+
+Sections are frozen pydantic models; a core is given its own section and nothing else. Where a number comes from
+measurement, DECISIONS.md or the protocol document says so. Environment: ``STAGEMESH_<SECTION>__<KEY>``.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error that names it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NodeSettings(Section):
+    """This machine."""
+
+    name: str = Field(default="", max_length=64, description="shown to people; empty = the host name")
+    state_dir: str = Field(default="", description="identity and promises; empty = /var/lib/stagemesh or XDG state")
+    cache_dir: str = Field(default="", description="what may be deleted; empty = XDG cache")
+    memory_cap_bytes: int | None = Field(default=None, ge=0, le=2**53, description="never plan more than this")
+    runtime_headroom_bytes: int | None = Field(default=None, ge=0, le=2**53, description="unset = 10 % of detected")
+    can_coordinate: bool = True
+    can_host_stage: bool = True
+
+
+class ListenSettings(Section):
+    """One port number: UDP for the control plane (QUIC), TCP for bulk (TLS 1.3)."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - peers are on other machines; nothing is served before mutual authentication
+    port: int = Field(default=7946, ge=0, le=65535)
+    advertise: tuple[str, ...] = Field(default=(), max_length=16, description="host:port that peers should dial")
+
+
+class MembershipSettings(Section):
+    """Failure detector and gossip (PROTOCOL §3)."""
+
+    probe_interval_us: int = Field(default=1_000_000, ge=10_000)
+    probe_timeout_us: int = Field(default=500_000, ge=10_000)
+    probe_timeout_max_us: int = Field(default=2_000_000, ge=10_000)
+    probe_everyone_up_to: int = Field(default=16, ge=1)
+    probes_per_second_max: int = Field(default=16, ge=1)
+    max_connections: int = Field(default=64, ge=1)
+    indirect_probes: int = Field(default=3, ge=0)
+    suspicion_us: int = Field(default=4_000_000, ge=100_000)
+    suspicion_small_mesh_us: int = Field(default=6_000_000, ge=100_000)
+    suspicion_max_factor: int = Field(default=6, ge=1)
+    local_health_max: int = Field(default=7, ge=0)
+    piggyback_items: int = Field(default=8, ge=1)
+    push_interval_us: int = Field(default=200_000, ge=10_000)
+    push_fanout: int = Field(default=3, ge=0)
+    anti_entropy_interval_us: int = Field(default=10_000_000, ge=100_000)
+    row_refresh_us: int = Field(default=60_000_000, ge=1_000_000)
+    tombstone_dead_us: int = Field(default=24 * 3_600_000_000, ge=1_000_000)
+    tombstone_left_us: int = Field(default=3_600_000_000, ge=1_000_000)
+    max_members: int = Field(default=4_096, ge=2)
+    rejoin_first_max_us: int = Field(default=5_000_000, ge=0)
+    rejoin_min_us: int = Field(default=1_000_000, ge=10_000)
+    rejoin_max_us: int = Field(default=60_000_000, ge=10_000)
+
+
+class LinkSettings(Section):
+    """When a measured link is trusted (DESIGN §7)."""
+
+    settle_samples: int = Field(default=2, ge=1)
+    settle_span_us: int = Field(default=5_000_000, ge=0)
+    settle_max_age_us: int = Field(default=30_000_000, ge=1)
+    bandwidth_min_frame_bytes: int = Field(default=524_288, ge=1)
+    bandwidth_min_duration_us: int = Field(default=100_000, ge=1)
+    bandwidth_expiry_us: int = Field(default=1_800_000_000, ge=1)
+    degraded_factor: int = Field(
+        default=5, ge=2, description="present minimum over best ever that raises link_degraded"
+    )
+
+
+class QuicSettings(Section):
+    """Transport limits (TRANSPORT §1)."""
+
+    connect_timeout_us: int = Field(default=3_000_000, ge=10_000)
+    idle_timeout_us: int = Field(default=45_000_000, ge=1_000_000)
+    keepalive_us: int = Field(default=15_000_000, ge=100_000)
+    outstanding_bytes_per_peer: int = Field(default=4_194_304, ge=65_536)
+    handshakes_per_second: int = Field(default=50, ge=1)
+    max_unadmitted_connections: int = Field(default=32, ge=1)
+    conditioner_file: str = Field(default="", description="TOML of shaped links, reread when it changes")
+
+
+class ElectionSettings(Section):
+    """Settle barrier and campaign back-off (PROTOCOL §3–4, DESIGN §10)."""
+
+    minimum_nodes: int = Field(default=1, ge=1)
+    settle_us: int = Field(default=8_000_000, ge=0)
+    settle_max_us: int = Field(default=600_000_000, ge=0)
+    flap_forgiven_us: int = Field(default=1_800_000_000, ge=1)
+    pin_coordinator: str = ""
+    sticky_us: int = Field(default=10_000_000, ge=0)
+    keepalive_us: int = Field(default=5_000_000, ge=100_000)
+    orphan_us: int = Field(default=600_000_000, ge=1_000_000)
+    backoff_max_us: int = Field(default=60_000_000, ge=100_000)
+
+
+class AssignmentSettings(Section):
+    """Pushing a plan to agents (PROTOCOL §5)."""
+
+    load_deadline_min_us: int = Field(default=60_000_000, ge=1_000_000)
+    load_bytes_per_s_floor: int = Field(default=20_000_000, ge=1)
+    reply_timeout_us: int = Field(default=3_000_000, ge=10_000)
+    replan_spacing_us: int = Field(default=30_000_000, ge=0)
+    loss_replan_delay_us: int = Field(default=2_000_000, ge=0)
+    withdraw_grace_us: int = Field(default=75_000_000, ge=0)
+
+
+class ReplanSettings(Section):
+    """Keep or replace (DESIGN §10)."""
+
+    min_improvement_milli: int = Field(default=100, ge=0)
+    min_dwell_us: int = Field(default=300_000_000, ge=0)
+    amortisation_window_us: int = Field(default=3_600_000_000, ge=0)
+    rollback_loss_milli: int = Field(default=100, ge=0)
+
+
+class PlannerSettings(Section):
+    """Defaults of a planning request (DESIGN §4–6)."""
+
+    objective: Literal["interactive", "throughput", "capacity"] = "interactive"
+    policy: Literal["must_meet_target", "best_effort"] = "best_effort"
+    target_decode_tpot_ms: float = Field(default=33.0, gt=0, le=1e9)
+    concurrency: int = Field(default=1, ge=1, le=65_536)
+    context_length: int | None = Field(default=None, ge=1)
+    parallel_lanes: int | None = Field(default=None, ge=1)
+    performance_aware: bool = True
+    calibration: str = "skippy"
+    search_budget_ms: int = Field(default=250, ge=1, le=600_000)
+    exclude_nodes: tuple[str, ...] = ()
+    pin_stage0: str = ""
+
+
+class ModelSettings(Section):
+    """What this node asks the mesh to serve."""
+
+    path: str = Field(default="", description="GGUF, layer package or safetensors directory; empty = nothing")
+    slot: str = Field(default="default", max_length=64)
+
+
+class RuntimeSettings(Section):
+    """The engine that runs a stage."""
+
+    kind: Literal["mapped", "process", "reference"] = "mapped"
+    command: tuple[str, ...] = ()
+
+
+class ShapeSettings(Section):
+    """Pretended hardware, for demos and what-if runs; every shaped value is marked as such everywhere it is shown."""
+
+    memory_bytes: int | None = Field(default=None, ge=1, le=2**53)
+    memory_bandwidth_bytes_per_s: int | None = Field(default=None, ge=1, le=2**53)
+    compute_flops_per_s: int | None = Field(default=None, ge=1, le=2**53)
+
+
+class ApiSettings(Section):
+    """HTTP for people, Prometheus and the command line."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=7947, ge=0, le=65535)
+    token_file: str = ""
+
+
+class LogSettings(Section):
+    """structlog."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+
+
+class Settings(Section):
+    """The whole configuration."""
+
+    node: NodeSettings = NodeSettings()
+    listen: ListenSettings = ListenSettings()
+    membership: MembershipSettings = MembershipSettings()
+    links: LinkSettings = LinkSettings()
+    quic: QuicSettings = QuicSettings()
+    election: ElectionSettings = ElectionSettings()
+    assignment: AssignmentSettings = AssignmentSettings()
+    replan: ReplanSettings = ReplanSettings()
+    planner: PlannerSettings = PlannerSettings()
+    model: ModelSettings = ModelSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    shape: ShapeSettings = ShapeSettings()
+    api: ApiSettings = ApiSettings()
+    log: LogSettings = LogSettings()

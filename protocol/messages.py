@@ -1,0 +1,150 @@
+"""Messages of the control plane: connection and membership, and ``Message``, the union of everything on the wire.
+
+Every message is a frozen, strict pydantic model with a ``type`` literal. Unknown fields are ignored (newer peers),
+unknown types are dropped by the codec, absurd values never get past validation.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from protocol.ballots import (
+    Abort,
+    Activate,
+    Active,
+    Keepalive,
+    Nack,
+    Prepare,
+    Promise,
+    PublishedPlan,
+    Ready,
+    Retire,
+    Stage,
+    StageProgress,
+)
+from protocol.rows import Accusation, Admission, SignedRow
+from protocol.wire import Address, Count, Id, InstanceId, Label, NodeName, Wire
+
+
+class Hello(Wire):
+    """First message in both directions on an admitted connection."""
+
+    type: Literal["hello"] = "hello"
+    mesh_id: Id
+    instance: InstanceId
+    boot_counter: Count
+    name: NodeName
+    version: Label
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    observed_address: Annotated[str, Field(max_length=128)] = ""
+
+
+class JoinRequest(Wire):
+    """The only message an unadmitted peer may send. ``proof`` binds the token's secret to both connection ids."""
+
+    type: Literal["join_request"] = "join_request"
+    token_id: Id
+    proof: Annotated[bytes, Field(min_length=32, max_length=32)]
+    name: NodeName
+
+
+class JoinAccepted(Wire):
+    """The newcomer's signed admission, those of the others, and where they can be dialled."""
+
+    type: Literal["join_accepted"] = "join_accepted"
+    mesh_id: Id
+    admissions: Annotated[tuple[Admission, ...], Field(max_length=4096)]
+    seeds: Annotated[tuple[Address, ...], Field(max_length=256)]
+
+
+class JoinRefused(Wire):
+    """Says nothing an attacker could use: ``reason`` is a constant."""
+
+    type: Literal["join_refused"] = "join_refused"
+    reason: Literal["unknown_or_used_token", "expired", "bad_proof", "busy"]
+
+
+class Gossip(Wire):
+    """Piggy-backed facts; every item stands alone."""
+
+    rows: Annotated[tuple[SignedRow, ...], Field(max_length=64)] = ()
+    accusations: Annotated[tuple[Accusation, ...], Field(max_length=64)] = ()
+    admissions: Annotated[tuple[Admission, ...], Field(max_length=64)] = ()
+
+
+class Ping(Wire):
+    """Direct probe; ``seq`` comes back in the acknowledgement, which gives the round trip."""
+
+    type: Literal["ping"] = "ping"
+    seq: Count
+    gossip: Gossip = Gossip()
+
+
+class Ack(Wire):
+    """Answer to ``Ping``; ``target`` is set when the answer was fetched for somebody else by ``PingRequest``."""
+
+    type: Literal["ack"] = "ack"
+    seq: Count
+    target: Annotated[str, Field(max_length=64)] = ""
+    health: Count = 0
+    gossip: Gossip = Gossip()
+
+
+class PingRequest(Wire):
+    """Please probe ``target`` for me and send me an ``Ack`` with my ``seq``."""
+
+    type: Literal["ping_request"] = "ping_request"
+    seq: Count
+    target: Id
+
+
+class GossipPush(Wire):
+    """Extra dissemination between probes."""
+
+    type: Literal["gossip"] = "gossip"
+    gossip: Gossip
+
+
+class RowVersion(Wire):
+    """One line of a digest."""
+
+    node_id: Id
+    boot_counter: Count
+    seq: Count
+
+
+class DigestRequest(Wire):
+    """Anti-entropy: all versions I hold; answer with what is newer at yours and ask for what is newer at mine."""
+
+    type: Literal["digest"] = "digest"
+    rows: Annotated[tuple[RowVersion, ...], Field(max_length=4096)]
+    admissions: Annotated[tuple[RowVersion, ...], Field(max_length=4096)] = ()
+    reply: bool = False
+
+
+Message = Annotated[
+    Hello
+    | JoinRequest
+    | JoinAccepted
+    | JoinRefused
+    | Ping
+    | Ack
+    | PingRequest
+    | GossipPush
+    | DigestRequest
+    | Prepare
+    | Promise
+    | Nack
+    | Stage
+    | StageProgress
+    | Ready
+    | Activate
+    | Active
+    | Abort
+    | Retire
+    | Keepalive
+    | PublishedPlan,
+    Field(discriminator="type"),
+]
+
+MembershipMessage = Ping | Ack | PingRequest | GossipPush | DigestRequest

@@ -1,0 +1,137 @@
+"""Rows: what a node says of itself, and what others may say of it.
+
+A row is owned and signed by its node; only accusations (suspect, dead) are made by others.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from protocol.wire import Address, Bytes, Count, Digest, Epoch, Id, InstanceId, Label, Micros, NodeName, Text, Wire
+
+
+class DeviceFact(Wire):
+    """One compute device and the memory that layers may use on it."""
+
+    name: Label
+    kind: Literal["cpu", "cuda", "rocm", "metal", "vulkan", "opencl", "other"]
+    memory_bytes: Bytes
+    memory_bandwidth_bytes_per_s: Count | None = None
+    compute_flops_per_s: Count | None = None
+    source: Literal["measured", "shaped", "spec", "unknown"] = "unknown"
+    measured_age_us: Micros | None = None
+
+
+class LinkFact(Wire):
+    """What the row's owner measured on its outgoing link to ``target``."""
+
+    target: Id
+    min_rtt_us: Micros | None = None
+    samples: Count = 0
+    first_age_us: Micros = 0
+    last_age_us: Micros = 0
+    jitter_us: Micros | None = None
+    send_bytes_per_s: Count | None = None
+    receive_bytes_per_s: Count | None = None
+    bandwidth_age_us: Micros | None = None
+    bandwidth_limited_by: Literal["link", "app", "cpu", "window"] | None = None
+    degraded: bool = False
+    shaped: bool = False
+    estimated: bool = False
+
+
+class StageFact(Wire):
+    """The agent's own word about one slot; readiness is read from here and nowhere else."""
+
+    slot: Id
+    state: Literal["idle", "loading", "ready", "serving", "draining", "failed"]
+    promised: Epoch | None = None
+    accepted: Epoch | None = None
+    active: Epoch | None = None
+    plan_hash: Digest | None = None
+    layer_start: Count = 0
+    layer_end: Count = 0
+    loaded_bytes: Bytes = 0
+    total_bytes: Bytes = 0
+    decode_us_per_layer: Micros | None = None
+    decode_samples: Count = 0
+    decode_age_us: Micros | None = None
+    detail: Text = ""
+
+
+class ModelFact(Wire):
+    """A model this node can read from its own disk, or an artifact share of it."""
+
+    digest: Digest
+    cached_bytes: Bytes = 0
+    missing_bytes: Bytes = 0
+    artifact_transfer: bool = False
+
+
+class ServedModel(Wire):
+    """An operator's wish, spread by the row of the node where it was said."""
+
+    slot: Id
+    source: Annotated[str, Field(max_length=1024)]
+    digest: Digest
+    priority: Count = 0
+    version: Count = 0
+
+
+class NodeRow(Wire):
+    """Everything a node says of itself. Ordered by ``(boot_counter, seq)``; the higher row replaces the lower whole."""
+
+    node_id: Id
+    public_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    boot_counter: Count
+    seq: Count
+    instance: InstanceId
+    incarnation: Count = 0
+    name: NodeName
+    version: Label
+    addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    status: Literal["running", "draining", "leaving", "left"] = "running"
+    degraded: Annotated[tuple[Label, ...], Field(max_length=16)] = ()
+    detected_memory_bytes: Bytes = 0
+    memory_cap_bytes: Bytes | None = None
+    runtime_headroom_bytes: Bytes | None = None
+    memory_source: Literal["measured", "shaped"] = "measured"
+    devices: Annotated[tuple[DeviceFact, ...], Field(max_length=64)] = ()
+    links: Annotated[tuple[LinkFact, ...], Field(max_length=1024)] = ()
+    stages: Annotated[tuple[StageFact, ...], Field(max_length=16)] = ()
+    models: Annotated[tuple[ModelFact, ...], Field(max_length=64)] = ()
+    serves: Annotated[tuple[ServedModel, ...], Field(max_length=16)] = ()
+    max_term: Count = 0
+    can_coordinate: bool = True
+    can_host_stage: bool = True
+    engine: Label = ""
+
+
+class SignedRow(Wire):
+    """A row as its owner's exact bytes (msgpack of ``NodeRow``) and the Ed25519 signature over them."""
+
+    payload: Annotated[bytes, Field(max_length=262_144)]
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
+
+
+class Accusation(Wire):
+    """What others may say of a node: suspect or dead, about one incarnation of one boot."""
+
+    node_id: Id
+    boot_counter: Count
+    incarnation: Count
+    verdict: Literal["suspect", "dead"]
+    accuser: Id
+
+
+class Admission(Wire):
+    """``signer`` (an admitted node) admits or revokes ``node_id``. Signed over the canonical bytes of the other fields."""
+
+    mesh_id: Id
+    node_id: Id
+    public_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    version: Count
+    revoked: bool = False
+    signer: Id
+    signer_public_key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
