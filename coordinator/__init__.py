@@ -1,0 +1,1 @@
+"""What the elected node decides. Pure: no I/O, no clock, no loop."""

@@ -1,0 +1,1 @@
+"""What two nodes must agree on."""

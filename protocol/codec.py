@@ -79,7 +79,7 @@ def decode_row(payload: bytes) -> NodeRow:
 
 
 def unpack(raw: bytes) -> Any:
-    """msgpack with every bound set. Raises ``WireError('malformed')``."""
+    """Unpack msgpack with every bound set. Raises ``WireError('malformed')``."""
     try:
         return msgpack.unpackb(
             raw,

@@ -1,0 +1,1 @@
+"""The node: process, measurements, engines. The only composition root."""

@@ -1,0 +1,1 @@
+"""Plan to prepare, ready, activate, retire; loss and recovery. Pure."""

@@ -1,0 +1,1 @@
+"""Who coordinates, under which term. Pure."""

@@ -1,0 +1,1 @@
+"""Model files to `ModelPackage`: exact bytes per layer. Pure over bytes."""

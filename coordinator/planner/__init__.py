@@ -1,0 +1,1 @@
+"""Which nodes, in which order, with which cuts. Pure."""

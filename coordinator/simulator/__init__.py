@@ -1,0 +1,1 @@
+"""Scenarios, discrete-event execution, calibration. Pure."""

@@ -1,0 +1,1 @@
+"""What a link is worth: settled RTT, passive bandwidth, ages, path changes. Pure."""

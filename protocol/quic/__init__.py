@@ -1,0 +1,1 @@
+"""The only modules that touch asyncio, sockets and aioquic: identity, endpoint, peers, streams, conditioner."""

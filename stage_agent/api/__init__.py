@@ -1,0 +1,1 @@
+"""HTTP API and metrics: reads snapshots, submits commands, nothing else."""

@@ -1,0 +1,1 @@
+"""`stagemesh ...`: arguments in, exit code out, tables and JSON."""

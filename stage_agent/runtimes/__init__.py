@@ -1,0 +1,1 @@
+"""Engines that run a stage, behind one interface; imported when first needed."""

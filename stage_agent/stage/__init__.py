@@ -1,0 +1,1 @@
+"""The fence and the stage state machine. Pure."""

@@ -1,0 +1,1 @@
+"""What must survive a restart, durable before it is used."""
