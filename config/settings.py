@@ -4,15 +4,26 @@ Sections are frozen pydantic models; a core is given its own section and nothing
 measurement, DECISIONS.md or the protocol document says so. Environment: ``STAGEMESH_<SECTION>__<KEY>``.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+LARGEST_NUMBER = 2**53
+"""Above this a number is a typing mistake, and would not survive JSON."""
 
 
 class Section(BaseModel):
     """Frozen; an unknown key is an error that names it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_absurd_number(cls, value: Any) -> Any:
+        """Holds also for the knobs without an upper bound of their own."""
+        if isinstance(value, int) and value > LARGEST_NUMBER:
+            raise ValueError(f"it must be at most {LARGEST_NUMBER}")
+        return value
 
 
 class NodeSettings(Section):

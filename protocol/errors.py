@@ -14,17 +14,19 @@
 Expected refusals (no plan fits, a ballot is old) are values, not exceptions. Our own bugs are asserts.
 """
 
+from config.errors import ConfigurationError, StagemeshError
 
-class StagemeshError(Exception):
-    """Base of everything a person or peer can cause. ``str(error)`` is one line without a traceback."""
-
-    exit_code = 1
-
-
-class ConfigurationError(StagemeshError):
-    """A setting is wrong. Names the file, the key and what to do."""
-
-    exit_code = 2
+__all__ = [
+    "AddressError",
+    "ConfigurationError",
+    "DaemonUnreachable",
+    "IdentityError",
+    "JoinError",
+    "ModelError",
+    "StagemeshError",
+    "StateError",
+    "WireError",
+]
 
 
 class StateError(StagemeshError):

@@ -1,0 +1,187 @@
+"""What the node shows: one frozen picture of itself and the mesh, filled by the driver, read by API, metrics and console.
+
+Units: bytes, microseconds, bytes per second. ``None`` = not known, never zero. Ages are durations at the moment of the
+snapshot. Nothing here decides anything, and nothing here is a second status channel: every value is copied from a core.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from protocol.rows import StageFact
+
+MemberState = Literal["alive", "suspect", "dead", "left"]
+Source = Literal["measured", "shaped", "spec", "unknown"]
+SlotState = Literal[
+    "idle", "planning", "preparing", "loading", "activating", "active", "draining", "refused", "withdrawn"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One node as this node sees it."""
+
+    node_id: str
+    name: str
+    state: MemberState
+    plannable: bool = False
+    why_not_plannable: str = ""
+    """Empty when plannable; else one short reason ("rtt not settled", "draining", "id conflict" …)."""
+    status: Literal["running", "draining", "leaving", "left"] = "running"
+    version: str = ""
+    engine: str = ""
+    address: str = ""
+    api_address: str = ""
+    """``host:port`` of its HTTP API when it told one that others can reach; only such nodes become scrape targets."""
+    detected_memory_bytes: int = 0
+    usable_memory_bytes: int = 0
+    memory_source: Source = "unknown"
+    memory_bandwidth_bytes_per_s: int | None = None
+    bandwidth_source: Source = "unknown"
+    compute_flops_per_s: int | None = None
+    compute_source: Source = "unknown"
+    device: str = ""
+    """Name of the device that the figures above belong to."""
+    rtt_us: int | None = None
+    rtt_settled: bool = False
+    last_heard_age_us: int | None = None
+    flaps: int = 0
+    degraded: tuple[str, ...] = ()
+    is_self: bool = False
+    is_coordinator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """One directed link as its source measured it."""
+
+    source: str
+    target: str
+    rtt_us: int | None = None
+    jitter_us: int | None = None
+    settled: bool = False
+    samples: int = 0
+    first_age_us: int | None = None
+    last_age_us: int | None = None
+    send_bytes_per_s: int | None = None
+    receive_bytes_per_s: int | None = None
+    bandwidth_age_us: int | None = None
+    bandwidth_limited_by: str | None = None
+    degraded: bool = False
+    shaped: bool = False
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One served model: the plan this node knows of, and how far it has come."""
+
+    slot: str
+    state: SlotState
+    model: str = ""
+    """What the operator asked for (path or name)."""
+    plan: Mapping[str, Any] | None = None
+    """The document of ``plan --json``."""
+    refusal: Mapping[str, Any] | None = None
+    """``{"code", "message", "details"}`` of the last round that found no plan."""
+    epoch: str = ""
+    """``term/node/instance`` as ``str(PlanEpoch)``; empty before the first."""
+    term: int = 0
+    routable: bool = False
+    """Stage 0 may be routed to: every agent said ``Active``."""
+    participant_set_hash: str = ""
+    generation: int = 0
+    """Counts plans of this slot since this node started watching; metric ``plan_generation``."""
+    reason: str = ""
+    """Why the state is as it is, in words (the last replan decision)."""
+    active_age_us: int | None = None
+    measured_tpot_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One node's own word about one slot."""
+
+    node_id: str
+    name: str
+    fact: StageFact
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramView:
+    """Cumulative counts per upper bound (seconds; the last bound is infinity) and the sum of all observations."""
+
+    buckets: tuple[tuple[float, int], ...] = ()
+    total_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CounterView:
+    """Totals since the process started; every key comes from a bounded set."""
+
+    gossip_bytes: Mapping[str, int] = field(default_factory=dict)
+    """direction (``sent``, ``received``) → bytes."""
+    gossip_rejected: Mapping[str, int] = field(default_factory=dict)
+    """``WireError.reason`` → count."""
+    stale_frames: Mapping[str, int] = field(default_factory=dict)
+    claims: Mapping[str, int] = field(default_factory=dict)
+    """result of own campaigns (``won``, ``refused`` …) → count."""
+    assignments: Mapping[str, int] = field(default_factory=dict)
+    replans: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(reason, outcome) → count."""
+    plan_search: HistogramView = HistogramView()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for people. ``seq`` counts up from 1 within one process."""
+
+    seq: int
+    at: str
+    """Wall clock, ISO 8601 in UTC: for reading only."""
+    at_us: int
+    """Monotonic; ages are computed from it when shown."""
+    kind: str
+    """Constant snake_case name."""
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """The whole picture at ``now_us`` (monotonic)."""
+
+    now_us: int
+    node_id: str
+    name: str
+    version: str
+    mesh_id: str = ""
+    started_us: int = 0
+    joined: bool = False
+    """Has an identity, is admitted to a mesh and listens. A mesh of one is joined."""
+    draining: bool = False
+    status_text: str = ""
+    listen_address: str = ""
+    members: tuple[MemberView, ...] = ()
+    links: tuple[LinkView, ...] = ()
+    coordinator_id: str = ""
+    is_coordinator: bool = False
+    term: int = 0
+    election: str = ""
+    """Why the coordinator is who it is, or what is waited for, in words."""
+    slots: tuple[SlotView, ...] = ()
+    stages: tuple[StageView, ...] = ()
+    counters: CounterView = CounterView()
+    quic_connections: int = 0
+
+
+class NodeSnapshotSource(Protocol):
+    """Where the API reads. Both methods are called on the daemon's event loop and must not block."""
+
+    def snapshot(self) -> NodeSnapshot:
+        """The present picture; cheap enough for once per request."""
+        ...
+
+    def events(self, after: int = 0) -> tuple[Event, ...]:
+        """The remembered events with ``seq > after``, oldest first (a bounded ring)."""
+        ...
