@@ -70,6 +70,10 @@ class Promise(Wire):
     active: Epoch | None = None
     active_hash: Digest | None = None
     usable_memory_bytes: Bytes = 0
+    """What this slot may use when everything that this agent holds now, this slot's active plan included, stays."""
+    replaceable_bytes: Bytes = 0
+    """What retiring this slot's active plan would add to that."""
+    cache_epoch: CacheEpoch = CacheEpoch(value=0)
 
 
 class Nack(Wire):
@@ -78,7 +82,7 @@ class Nack(Wire):
     type: Literal["nack"] = "nack"
     ballot: Epoch
     slot: Id
-    claim: Literal["prepare", "stage", "activate", "abort", "keepalive"]
+    claim: Literal["prepare", "stage", "activate", "abort", "keepalive", "retire"]
     promised: Epoch
     reason: Literal[
         "older_ballot",
@@ -159,11 +163,15 @@ class Abort(Wire):
 
 
 class Retire(Wire):
-    """Unload what is active at ``ballot``: the model is not served any more, or this agent is not in the new plan."""
+    """Unload what is active at ``ballot``: the model is not served any more, or this agent is not in the new plan.
+
+    Obeyed from the ballot's own coordinator, or from one that names a newer ballot in ``superseded_by``.
+    """
 
     type: Literal["retire"] = "retire"
     ballot: Epoch
     slot: Id
+    superseded_by: Epoch | None = None
     reason: Text = ""
 
 

@@ -8,6 +8,7 @@ so a clone of a node or a restarted coordinator can never be mistaken for the on
 from typing import NamedTuple
 
 from protocol.ids import Instance, NodeId, Term
+from protocol.wire import Epoch
 
 
 class PlanEpoch(NamedTuple):
@@ -32,3 +33,13 @@ NO_EPOCH = PlanEpoch(0, NodeId(""), Instance(""))
 def next_term(last_used: Term, *seen: Term) -> Term:
     """``1 + max(last used, every term seen)``: the only way a term is chosen. Persist before use."""
     return 1 + max((last_used, *seen))
+
+
+def epoch_from_wire(epoch: Epoch) -> PlanEpoch:
+    """A validated wire epoch in the form that is compared."""
+    return PlanEpoch(epoch.term, NodeId(epoch.node_id), Instance(epoch.instance))
+
+
+def epoch_to_wire(epoch: PlanEpoch) -> Epoch:
+    """The form that travels; ``NO_EPOCH`` is allowed."""
+    return Epoch(term=epoch.term, node_id=epoch.node_id, instance=epoch.instance)

@@ -49,8 +49,14 @@ class StageFact(Wire):
     accepted: Epoch | None = None
     active: Epoch | None = None
     plan_hash: Digest | None = None
+    model_digest: Digest | None = None
     layer_start: Count = 0
     layer_end: Count = 0
+    stage_index: Count = 0
+    stage_count: Count = 0
+    context_length: Count = 0
+    lanes: Count = 0
+    required_bytes: Bytes = 0
     loaded_bytes: Bytes = 0
     total_bytes: Bytes = 0
     decode_us_per_layer: Micros | None = None
