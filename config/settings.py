@@ -96,6 +96,9 @@ class QuicSettings(Section):
     outstanding_bytes_per_peer: int = Field(default=4_194_304, ge=65_536)
     handshakes_per_second: int = Field(default=50, ge=1)
     max_unadmitted_connections: int = Field(default=32, ge=1)
+    messages_per_second_per_peer: int = Field(default=500, ge=1, description="twice as many at once; more are dropped")
+    read_timeout_us: int = Field(default=10_000_000, ge=10_000, description="a frame begun must end within this")
+    udp_retry_us: int = Field(default=60_000_000, ge=100_000, description="how often a TLS fallback looks for UDP again")
     conditioner_file: str = Field(default="", description="TOML of shaped links, reread when it changes")
 
 

@@ -27,7 +27,11 @@ from protocol.wire import Address, Count, Id, InstanceId, Label, NodeName, Wire
 
 
 class Hello(Wire):
-    """First message in both directions on an admitted connection."""
+    """First message in both directions on an admitted connection.
+
+    ``admissions`` is the sender's chain of statements up to the founder, so that a peer that gossip has not told of the
+    newcomer yet need not turn it away.
+    """
 
     type: Literal["hello"] = "hello"
     mesh_id: Id
@@ -37,6 +41,7 @@ class Hello(Wire):
     version: Label
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     observed_address: Annotated[str, Field(max_length=128)] = ""
+    admissions: Annotated[tuple[Admission, ...], Field(max_length=32)] = ()
 
 
 class JoinRequest(Wire):
