@@ -1,0 +1,196 @@
+"""A plan, a refusal or an explanation as tables for people. Input is the JSON document, so live and described plans look alike."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Document = Mapping[str, Any]
+
+_BAR_WIDTH = 12
+_TOKEN_BAR_WIDTH = 60
+
+
+def milliseconds(us: float | None) -> str:
+    """``12 345`` µs → ``12.3 ms``; unknown is shown as such."""
+    if us is None:
+        return "unknown"
+    ms = us / 1_000
+    return f"{ms:,.0f} ms" if ms >= 1_000 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def size(count: float) -> str:
+    """Bytes in binary units."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1_024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1_024
+    return f"{value:.1f} TiB"
+
+
+def columns(*headers: str, title: str | None = None) -> Table:
+    """A plain table: a header starting with ``>`` is right-aligned."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for header in headers:
+        table.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def plan_view(document: Document) -> RenderableType:
+    """Everything a plan says: header, stages, hops, one token's time, target, certificate, diagnostics."""
+    parts: list[RenderableType] = [_header(document), Text(), _stages(document)]
+    if document["hops"]:
+        parts += [Text(), _hops(document)]
+    parts += [Text(), _figures(document)]
+    if document["diagnostics"]:
+        parts += [Text(), *(_diagnostic(entry) for entry in document["diagnostics"])]
+    return Group(*parts)
+
+
+def refusal_view(document: Document) -> RenderableType:
+    """A refusal with what it knows about why."""
+    error = document["error"]
+    lines: list[RenderableType] = [
+        Text.assemble((f"no plan: {error['code']}", "bold red")),
+        Text(str(error["message"])),
+    ]
+    details = error.get("details") or {}
+    if details:
+        table = columns("", "")
+        for key, value in details.items():
+            table.add_row(Text(key.replace("_", " "), style="dim"), _detail(value))
+        lines += [Text(), table]
+    return Group(*lines)
+
+
+def _detail(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {_detail(entry)}" for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return (
+            "\n".join(_detail(entry) for entry in value)
+            if value and isinstance(value[0], Mapping)
+            else ", ".join(_detail(entry) for entry in value)
+        )
+    return str(value)
+
+
+def _header(document: Document) -> Text:
+    model = document["model"]
+    lanes = document["parallel_lanes"]
+    return Text.assemble(
+        ("plan ", "dim"), (str(document["plan_id"]), "bold"),
+        ("  model ", "dim"), f"{model['name']}, {model['layer_count']} layers",
+        ("  context ", "dim"), f"{document['context_length']:,} × {lanes} lane{'s' if lanes != 1 else ''}",
+        ("  objective ", "dim"), str(document["objective"]),
+        ("  placement ", "dim"), str(document["placement"]),
+        ("  engine profile ", "dim"), str(document["calibration"]),
+    )  # fmt: skip
+
+
+def _stages(document: Document) -> Table:
+    table = columns(
+        ">stage", "node", ">layers", ">count", ">weights", ">needs", ">usable", "memory", ">compute", "roles", "why"
+    )
+    for stage in document["stages"]:
+        table.add_row(
+            str(stage["stage_index"]),
+            Text(stage["node_id"], style="bold"),
+            f"{stage['layer_start']}–{stage['layer_end'] - 1}",
+            str(stage["layer_end"] - stage["layer_start"]),
+            size(stage["parameter_bytes"]),
+            size(stage["required_bytes"]),
+            size(stage["usable_bytes"]),
+            _fill(stage["required_bytes"], stage["usable_bytes"]),
+            milliseconds(stage["stage_us"]),
+            ", ".join(stage["roles"]),
+            Text(", ".join(stage["reason_codes"]), style="dim"),
+        )
+    return table
+
+
+def _fill(used: int, usable: int) -> Text:
+    share = used / usable if usable else 1.0
+    full = min(_BAR_WIDTH, round(share * _BAR_WIDTH))
+    style = "red" if share > 1 else "yellow" if share > 0.9 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (_BAR_WIDTH - full), "dim"), f" {share:4.0%}")
+
+
+def _hops(document: Document) -> Table:
+    table = columns("hop", "", ">round trip", ">transfer", ">cost", "basis")
+    for hop in document["hops"]:
+        known = hop["hop_us"] is not None
+        table.add_row(
+            f"{hop['source']} → {hop['target']}",
+            Text(hop["kind"], style="dim"),
+            milliseconds(hop["rtt_us"]),
+            milliseconds(hop["transfer_us"]),
+            Text(milliseconds(hop["hop_us"]), style="" if known else "yellow"),
+            Text(hop["basis"], style="" if known else "yellow"),
+        )
+    return table
+
+
+def _figures(document: Document) -> RenderableType:
+    modeled, search = document["modeled"], document["search"]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("time per token", _token_time(document))
+    table.add_row("target", _target(document))
+    if modeled["tokens_per_s"] is not None:
+        speed = f"{modeled['tokens_per_s']:.1f} tokens/s"
+        if modeled["pipelined_period_us"] is not None:
+            speed += f"; slowest stage with its hop {milliseconds(modeled['pipelined_period_us'])}"
+        table.add_row("throughput", speed)
+    if modeled["ttft_us"] is not None:
+        table.add_row("first token", milliseconds(modeled["ttft_us"]))
+    table.add_row("certificate", _certificate(search))
+    return table
+
+
+def _token_time(document: Document) -> Text:
+    total = document["modeled"]["decode_tpot_us"]
+    if total is None:
+        return Text("not modelled: a bandwidth or a hop is unknown", style="yellow")
+    network = document["modeled"]["network_us_per_token"] or 0
+    text = Text(f"{milliseconds(total)} = compute {milliseconds(total - network)} + network {milliseconds(network)}\n")
+    shades = ("cyan", "blue")
+    for index, stage in enumerate(document["stages"]):
+        text.append("█" * round(_TOKEN_BAR_WIDTH * (stage["stage_us"] or 0) / max(total, 1)), style=shades[index % 2])
+    text.append("▒" * round(_TOKEN_BAR_WIDTH * network / max(total, 1)), style="magenta")
+    return text
+
+
+def _target(document: Document) -> Text:
+    target = document["target"]
+    wanted = f"{target['decode_tpot_ms']:g} ms"
+    total = document["modeled"]["decode_tpot_us"]
+    if target["met"] is None:
+        return Text(f"{wanted}: unknown", style="yellow")
+    if target["met"]:
+        return Text(f"{wanted}: met", style="green")
+    over = "" if total is None else f" by {milliseconds(total - target['decode_tpot_ms'] * 1_000)}"
+    return Text(f"{wanted}: missed{over}", style="red")
+
+
+def _certificate(search: Document) -> str:
+    effort = f"{search['expanded']:,} orders expanded in {search['elapsed_ms']} ms"
+    if search["proven_optimal"]:
+        return f"proven optimal; {effort}"
+    if search["gap"] is None:
+        return f"not a cost search; {effort}"
+    return f"within {search['gap']:.2%} of the best possible; {effort}"
+
+
+def _diagnostic(entry: Document) -> Text:
+    style = {"info": "dim", "warning": "yellow", "error": "red"}.get(entry["severity"], "")
+    return Text(f"[{entry['severity']}] {entry['message']}", style=style)
+
+
+def lines_view(title: str, lines: Iterable[str]) -> RenderableType:
+    """A titled list."""
+    return Group(Text(title, style="bold"), *(Text(f"  {line}") for line in lines))
