@@ -22,7 +22,7 @@ from protocol.ballots import (
     Stage,
     StageProgress,
 )
-from protocol.rows import Accusation, Admission, SignedRow
+from protocol.rows import Accusation, Admission, Refutation, SignedRow
 from protocol.wire import Address, Count, Id, InstanceId, Label, NodeName, Wire
 
 
@@ -69,12 +69,23 @@ class JoinRefused(Wire):
     reason: Literal["unknown_or_used_token", "expired", "bad_proof", "busy"]
 
 
+class RowVersion(Wire):
+    """One line of a digest, or the news that such a row exists."""
+
+    node_id: Id
+    boot_counter: Count
+    seq: Count
+    dead: bool = False
+
+
 class Gossip(Wire):
     """Piggy-backed facts; every item stands alone."""
 
     rows: Annotated[tuple[SignedRow, ...], Field(max_length=64)] = ()
     accusations: Annotated[tuple[Accusation, ...], Field(max_length=64)] = ()
     admissions: Annotated[tuple[Admission, ...], Field(max_length=64)] = ()
+    refutations: Annotated[tuple[Refutation, ...], Field(max_length=64)] = ()
+    versions: Annotated[tuple[RowVersion, ...], Field(max_length=64)] = ()
 
 
 class Ping(Wire):
@@ -110,14 +121,6 @@ class GossipPush(Wire):
     gossip: Gossip
 
 
-class RowVersion(Wire):
-    """One line of a digest."""
-
-    node_id: Id
-    boot_counter: Count
-    seq: Count
-
-
 class DigestRequest(Wire):
     """Anti-entropy: all versions I hold; answer with what is newer at yours and ask for what is newer at mine."""
 
@@ -125,6 +128,13 @@ class DigestRequest(Wire):
     rows: Annotated[tuple[RowVersion, ...], Field(max_length=4096)]
     admissions: Annotated[tuple[RowVersion, ...], Field(max_length=4096)] = ()
     reply: bool = False
+
+
+class RowRequest(Wire):
+    """Please send me your rows of these nodes; answered by ``GossipPush`` messages on the stream."""
+
+    type: Literal["row_request"] = "row_request"
+    rows: Annotated[tuple[Id, ...], Field(max_length=256)]
 
 
 Message = Annotated[
@@ -137,6 +147,7 @@ Message = Annotated[
     | PingRequest
     | GossipPush
     | DigestRequest
+    | RowRequest
     | Prepare
     | Promise
     | Nack
@@ -152,4 +163,4 @@ Message = Annotated[
     Field(discriminator="type"),
 ]
 
-MembershipMessage = Ping | Ack | PingRequest | GossipPush | DigestRequest
+MembershipMessage = Ping | Ack | PingRequest | GossipPush | DigestRequest | RowRequest

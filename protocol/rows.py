@@ -7,7 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protocol.wire import Address, Bytes, Count, Digest, Epoch, Id, InstanceId, Label, Micros, NodeName, Text, Wire
+from protocol.wire import (
+    MAX_INTEGER,
+    Address,
+    Bytes,
+    Count,
+    Digest,
+    Epoch,
+    Id,
+    InstanceId,
+    Label,
+    Micros,
+    NodeName,
+    Text,
+    Wire,
+)
 
 
 class DeviceFact(Wire):
@@ -84,6 +98,16 @@ class ServedModel(Wire):
     version: Count = 0
 
 
+class Coordinate(Wire):
+    """Network coordinate of a node (Vivaldi): µs in three dimensions, the height of its access link, its own error."""
+
+    x_us: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
+    y_us: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
+    z_us: Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
+    height_us: Micros = 0
+    error_milli: Annotated[int, Field(ge=0, le=1_500)] = 1_500
+
+
 class NodeRow(Wire):
     """Everything a node says of itself. Ordered by ``(boot_counter, seq)``; the higher row replaces the lower whole."""
 
@@ -111,6 +135,7 @@ class NodeRow(Wire):
     can_coordinate: bool = True
     can_host_stage: bool = True
     engine: Label = ""
+    coordinate: Coordinate | None = None
 
 
 class SignedRow(Wire):
@@ -128,6 +153,19 @@ class Accusation(Wire):
     incarnation: Count
     verdict: Literal["suspect", "dead"]
     accuser: Id
+
+
+class Refutation(Wire):
+    """The owner's short answer to an accusation: alive in ``incarnation``, and ``seq`` is its latest row.
+
+    Fits a datagram where a row may not. Signed over ``protocol.membership.signing.refutation_bytes``.
+    """
+
+    node_id: Id
+    boot_counter: Count
+    incarnation: Count
+    seq: Count
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
 
 
 class Admission(Wire):

@@ -1,0 +1,173 @@
+"""The replicated node table: one row per node, the highest version wins, and the dead stay dead.
+
+A row is the property of its node. Merging compares ``(boot_counter, seq)`` and replaces the whole row. What differs from
+a plain last-writer-wins map is burial: when a node is declared dead or says it left, its version is remembered, and only
+a *higher row that the node itself brings* (the caller passes ``direct``) digs it out. Rows replayed by third parties are
+held back, however new they are. A grave is forgotten after its tombstone time, but the version stays behind as a
+``floor`` (bounded, oldest first), so that a machine which slept through the tombstone cannot bring the dead back either.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol.ids import NodeId
+from protocol.membership.effects import MemberState
+from protocol.membership.signing import Version
+from protocol.rows import NodeRow, Refutation, SignedRow
+
+FLAPS_KEPT = 16
+"""Latest returns from the dead (and restarts) that are remembered per node."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One known node other than this one."""
+
+    node_id: NodeId
+    signed: SignedRow
+    row: NodeRow
+    received_us: int
+    changed_us: int
+    state: MemberState = "alive"
+    incarnation: int = 0
+    refutation: Refutation | None = None
+    heard_us: int | None = None
+    buried: Version | None = None
+    held: Version | None = None
+    conflict_us: int | None = None
+    flaps: deque[int] = field(default_factory=lambda: deque(maxlen=FLAPS_KEPT))
+    accusers: dict[NodeId, int] = field(default_factory=dict)
+    suspected_us: int | None = None
+
+    @property
+    def version(self) -> Version:
+        """Of the stored row."""
+        return (self.row.boot_counter, self.row.seq)
+
+    @property
+    def known_version(self) -> Version:
+        """Highest version that need not be sent to us again."""
+        return self.version if self.held is None else max(self.version, self.held)
+
+    @property
+    def live(self) -> bool:
+        """Counted as a member: probed, gossiped to, planned around."""
+        return self.state in {"alive", "suspect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What survives of a forgotten node; may be kept on disk and given back at the next start."""
+
+    node_id: NodeId
+    boot_counter: int
+    seq: int
+
+
+class NodeTable:
+    """Entries by node id, in the order in which they were learnt. Never holds this node itself."""
+
+    def __init__(self, max_members: int, tombstones: tuple[Tombstone, ...] = ()) -> None:
+        self._max_members = max_members
+        self._entries: dict[NodeId, Entry] = {}
+        self._live: dict[NodeId, None] = {}
+        self._floors: dict[NodeId, Version] = {stone.node_id: (stone.boot_counter, stone.seq) for stone in tombstones}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def get(self, node_id: str) -> Entry | None:
+        """The entry of a known node."""
+        return self._entries.get(NodeId(node_id))
+
+    @property
+    def live_count(self) -> int:
+        """Members alive or suspect, this node not counted."""
+        return len(self._live)
+
+    def live_ids(self) -> list[NodeId]:
+        """Members alive or suspect."""
+        return list(self._live)
+
+    @property
+    def full(self) -> bool:
+        """No newcomer fits."""
+        return len(self._entries) >= self._max_members
+
+    def floor(self, node_id: str) -> Version | None:
+        """The version at which a forgotten node was last known."""
+        return self._floors.get(NodeId(node_id))
+
+    def known_version(self, node_id: str) -> Version | None:
+        """Highest version that needs no re-sending: stored, held back, or buried long ago."""
+        entry = self.get(node_id)
+        return self.floor(node_id) if entry is None else entry.known_version
+
+    def add(self, signed: SignedRow, row: NodeRow, now_us: int) -> Entry:
+        """A newcomer, or a forgotten node that came back by the rules; the caller has checked both."""
+        assert not self.full
+        node_id = NodeId(row.node_id)
+        entry = Entry(node_id, signed, row, received_us=now_us, changed_us=now_us, incarnation=row.incarnation)
+        self._entries[node_id] = entry
+        self._live[node_id] = None
+        self._floors.pop(node_id, None)
+        return entry
+
+    def replace_row(self, entry: Entry, signed: SignedRow, row: NodeRow, now_us: int) -> None:
+        """Store a higher row of a known node; its state is the caller's business."""
+        assert (row.boot_counter, row.seq) > entry.version
+        restarted = row.boot_counter > entry.row.boot_counter
+        entry.signed, entry.row, entry.received_us = signed, row, now_us
+        entry.incarnation = row.incarnation if restarted else max(entry.incarnation, row.incarnation)
+        if restarted:
+            entry.refutation = None
+
+    def set_state(self, entry: Entry, state: MemberState, now_us: int) -> MemberState:
+        """Move the entry and return its old state. Burying remembers the version, returning forgets the grave."""
+        old = entry.state
+        entry.state, entry.changed_us = state, now_us
+        if entry.live:
+            self._live[entry.node_id] = None
+            entry.buried = entry.held = None
+        else:
+            self._live.pop(entry.node_id, None)
+            entry.buried = entry.version
+            entry.heard_us = None
+        if state != "suspect":
+            entry.suspected_us = None
+            entry.accusers.clear()
+        return old
+
+    def forget(self, node_id: NodeId, *, keep_floor: bool = True) -> Entry | None:
+        """Drop the entry; its version stays as a floor. At most ``max_members`` floors, the oldest goes first."""
+        entry = self._entries.pop(node_id, None)
+        self._live.pop(node_id, None)
+        if entry is not None and keep_floor:
+            self._floors[node_id] = entry.known_version
+            if len(self._floors) > self._max_members:
+                del self._floors[next(iter(self._floors))]
+        return entry
+
+    def tombstones(self) -> tuple[Tombstone, ...]:
+        """Everything that must not come back by hearsay: graves and floors."""
+        graves = {entry.node_id: entry.known_version for entry in self if not entry.live}
+        return tuple(Tombstone(node_id, *version) for node_id, version in {**self._floors, **graves}.items())
+
+    def validate(self) -> None:
+        """Invariants, for tests."""
+        assert len(self._entries) <= self._max_members
+        assert len(self._floors) <= self._max_members
+        assert set(self._live) == {entry.node_id for entry in self if entry.live}
+        for node_id, entry in self._entries.items():
+            assert node_id == entry.node_id == entry.row.node_id
+            assert node_id not in self._floors
+            assert (entry.buried is not None) == (not entry.live), entry
+            assert (entry.suspected_us is not None) == (entry.state == "suspect"), entry
+            assert list(entry.flaps) == sorted(entry.flaps)
