@@ -6,6 +6,21 @@ from pydantic import Field
 
 from protocol.wire import Bytes, Count, Digest, Epoch, Id, InstanceId, Label, Micros, Text, Wire
 
+NackReason = Literal[
+    "older_ballot",
+    "sticky",
+    "other_plan_accepted",
+    "wrong_instance",
+    "not_accepted",
+    "insufficient_memory",
+    "model_mismatch",
+    "range_invalid",
+    "engine_mismatch",
+    "load_failed",
+    "draining",
+    "state_unavailable",
+]
+
 
 class ArtifactRef(Wire):
     """A content-addressed piece of the model."""
@@ -84,20 +99,7 @@ class Nack(Wire):
     slot: Id
     claim: Literal["prepare", "stage", "activate", "abort", "keepalive", "retire"]
     promised: Epoch
-    reason: Literal[
-        "older_ballot",
-        "sticky",
-        "other_plan_accepted",
-        "wrong_instance",
-        "not_accepted",
-        "insufficient_memory",
-        "model_mismatch",
-        "range_invalid",
-        "engine_mismatch",
-        "load_failed",
-        "draining",
-        "state_unavailable",
-    ]
+    reason: NackReason
     detail: Text = ""
     retry_after_us: Micros = 0
 

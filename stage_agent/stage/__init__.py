@@ -1,1 +1,1 @@
-"""The fence and the stage state machine. Pure."""
+"""Fence and state machine of the stages this node runs; pure."""
