@@ -98,7 +98,9 @@ class QuicSettings(Section):
     max_unadmitted_connections: int = Field(default=32, ge=1)
     messages_per_second_per_peer: int = Field(default=500, ge=1, description="twice as many at once; more are dropped")
     read_timeout_us: int = Field(default=10_000_000, ge=10_000, description="a frame begun must end within this")
-    udp_retry_us: int = Field(default=60_000_000, ge=100_000, description="how often a TLS fallback looks for UDP again")
+    udp_retry_us: int = Field(
+        default=60_000_000, ge=100_000, description="how often a TLS fallback looks for UDP again"
+    )
     conditioner_file: str = Field(default="", description="TOML of shaped links, reread when it changes")
 
 
@@ -163,7 +165,39 @@ class RuntimeSettings(Section):
     """The engine that runs a stage."""
 
     kind: Literal["mapped", "process", "reference"] = "mapped"
-    command: tuple[str, ...] = ()
+    resident_cap_bytes: int | None = Field(
+        default=None, ge=0, le=2**53, description="mapped: touch no more than this; unset = everything assigned"
+    )
+    command: tuple[str, ...] = Field(
+        default=(),
+        max_length=256,
+        description="process: argument list; {layer_start} {layer_end} {model} {port} {next} … are replaced",
+    )
+    environment: dict[str, str] = Field(default={}, max_length=64, description="process: added to the agent's own")
+    port_first: int = Field(default=21_060, ge=1_024, le=65_535, description="process: {port} is the first free one")
+    port_last: int = Field(default=21_159, ge=1_024, le=65_535, description="below Linux' ephemeral range (32768)")
+    ready: Literal["port", "log", "http"] = Field(default="port", description="process: what proves that it serves")
+    ready_log_pattern: str = Field(default="", max_length=512, description="regular expression for ready = log")
+    ready_http_path: str = Field(default="/health", max_length=512, description="answers 200 when ready = http")
+    stop_grace_us: int = Field(default=10_000_000, ge=0, le=600_000_000, description="from SIGTERM to SIGKILL")
+    restart_limit: int = Field(default=3, ge=0, le=100, description="failed starts and crashes per window, then refuse")
+    restart_window_us: int = Field(default=600_000_000, ge=1_000_000)
+    token_timeout_us: int = Field(
+        default=60_000_000, ge=100_000, description="reference: a token that takes longer is a lost stage"
+    )
+
+
+class ProbeSettings(Section):
+    """Measuring this machine (DESIGN §7)."""
+
+    benchmark: bool = Field(default=True, description="measure memory bandwidth and compute at start")
+    budget_us: int = Field(default=1_500_000, ge=100_000, le=600_000_000, description="longest wait at start")
+    max_age_us: int = Field(
+        default=86_400_000_000, ge=0, description="a cached result older than this is measured again"
+    )
+    busy_load_milli: int = Field(
+        default=500, ge=0, le=1_000_000, description="share of the cores others may use during a run; above: retried"
+    )
 
 
 class ShapeSettings(Section):
@@ -203,6 +237,7 @@ class Settings(Section):
     planner: PlannerSettings = PlannerSettings()
     model: ModelSettings = ModelSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    probe: ProbeSettings = ProbeSettings()
     shape: ShapeSettings = ShapeSettings()
     api: ApiSettings = ApiSettings()
     log: LogSettings = LogSettings()
