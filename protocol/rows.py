@@ -136,6 +136,8 @@ class NodeRow(Wire):
     can_host_stage: bool = True
     engine: Label = ""
     coordinate: Coordinate | None = None
+    api_address: Annotated[str, Field(max_length=128)] = ""
+    """``host:port`` of the node's HTTP API, told only when others can reach it; for people and scrapers."""
 
 
 class SignedRow(Wire):
