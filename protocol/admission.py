@@ -1,0 +1,260 @@
+"""Who belongs to a mesh: signed admissions and revocations, and the book that every node keeps of them.
+
+Theory of operation. A mesh is founded by one key: ``mesh_id`` is ``<name>.<hash of the name and the founder's key>``, so
+whoever knows the id can recognise the founder's first statement, an admission of itself, without trusting anybody. Any
+admitted node may admit or revoke others by signing a statement; statements spread by gossip and are kept one per node.
+
+A node is *admitted* when its statement is not a revocation and the signer is admitted, up to the founder. That makes
+revocation cascade: whom a revoked key let in is out too, until another admitted node vouches for them again
+(``AdmissionBook.revoke`` returns those statements together with the revocation, so that it never surprises anybody).
+A revoked id never returns; the machine makes a new identity.
+
+Merging is commutative and idempotent: of two statements about one node a revocation wins, then the higher version, then
+the smaller signer. A revocation counts when its signer was ever admitted here; whether an admission counts depends on the
+final set of statements alone, so two books that hold the same statements agree, whatever order they came in.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+import msgpack
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from protocol.ids import MeshId, NodeId, node_id_of
+from protocol.rows import Admission
+
+MAX_MEMBERS = 4_096
+"""Statements in one book; at the limit new nodes are refused, revocations of known ones are not."""
+MAX_CHAIN = 32
+"""Links from a node to the founder. A longer chain is not admitted: somebody nearer to the founder must vouch."""
+MESH_NAME_MAX = 24
+_STATEMENT = "stagemesh admission 1"
+
+Sign = Callable[[bytes], bytes]
+"""Ed25519 signature of bytes by this node's key."""
+
+
+def mesh_id_of(name: str, founder_public_key: bytes) -> MeshId:
+    """The id of the mesh ``name`` founded by that key. ``name``: 1–24 characters of ``a-z 0-9 -`` (the caller checks)."""
+    digest = hashlib.sha256(b"stagemesh mesh 1\0" + name.encode() + b"\0" + founder_public_key).digest()[:20]
+    return MeshId(f"{name}.{base64.b32encode(digest).decode('ascii').lower()}")
+
+
+def mesh_name(mesh_id: str) -> str:
+    """The name that people gave the mesh."""
+    return mesh_id.rpartition(".")[0]
+
+
+def statement_bytes(admission: Admission) -> bytes:
+    """What the signer signs: every field but the signature, in one unambiguous encoding."""
+    raw: bytes = msgpack.packb(
+        [
+            _STATEMENT,
+            admission.mesh_id,
+            admission.node_id,
+            admission.public_key,
+            admission.version,
+            admission.revoked,
+            admission.signer,
+            admission.signer_public_key,
+        ],
+        use_bin_type=True,
+    )
+    return raw
+
+
+def make_admission(
+    mesh_id: str, public_key: bytes, *, signer_public_key: bytes, sign: Sign, version: int = 1, revoked: bool = False
+) -> Admission:
+    """A signed statement about the node that owns ``public_key``."""
+    unsigned = Admission(
+        mesh_id=mesh_id,
+        node_id=node_id_of(public_key),
+        public_key=public_key,
+        version=version,
+        revoked=revoked,
+        signer=node_id_of(signer_public_key),
+        signer_public_key=signer_public_key,
+        signature=bytes(64),
+    )
+    return unsigned.model_copy(update={"signature": sign(statement_bytes(unsigned))})
+
+
+def signature_holds(admission: Admission) -> bool:
+    """Whether ids belong to their keys and the signer's signature is right (about 0.1 ms)."""
+    if admission.node_id != node_id_of(admission.public_key):
+        return False
+    if admission.signer != node_id_of(admission.signer_public_key):
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(admission.signer_public_key).verify(
+            admission.signature, statement_bytes(admission)
+        )
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class AdmissionBook:
+    """The admitted ids of one mesh. At most ``MAX_MEMBERS`` statements; see the module for how they combine."""
+
+    def __init__(self, mesh_id: str, statements: Iterable[Admission] = ()) -> None:
+        self.mesh_id = MeshId(mesh_id)
+        self._statements: dict[NodeId, Admission] = {}
+        self._admitted: set[NodeId] = set()
+        self.version = 0
+        """Goes up by one whenever a statement is taken over: lets others notice a change without comparing."""
+        self.merge_all(statements)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._admitted
+
+    def __len__(self) -> int:
+        return len(self._admitted)
+
+    def __iter__(self) -> Iterator[NodeId]:
+        return iter(sorted(self._admitted))
+
+    @property
+    def statements(self) -> tuple[Admission, ...]:
+        """Everything held, founder first, signers before those they admitted: an order in which a new book takes all."""
+        return tuple(sorted(self._statements.values(), key=lambda held: (self._depth(held.node_id), held.node_id)))
+
+    def statement(self, node_id: str) -> Admission | None:
+        """What is held about ``node_id``."""
+        return self._statements.get(NodeId(node_id))
+
+    def is_revoked(self, node_id: str) -> bool:
+        """Whether the id was revoked (an id never heard of is not)."""
+        held = self._statements.get(NodeId(node_id))
+        return held is not None and held.revoked
+
+    def merge(self, admission: Admission) -> bool:
+        """Take over a statement. True when the book changed.
+
+        False for what is known or superseded, for another mesh, a wrong signature, a signer never admitted here (send
+        the signer's statement first), and a new node beyond ``MAX_MEMBERS``.
+        """
+        if admission.mesh_id != self.mesh_id:
+            return False
+        node_id = NodeId(admission.node_id)
+        held = self._statements.get(node_id)
+        if held is not None and _rank(admission) <= _rank(held):
+            return False
+        if held is None and len(self._statements) >= MAX_MEMBERS:
+            return False
+        if not self._may_sign(admission) or not signature_holds(admission):
+            return False
+        self._statements[node_id] = admission
+        if held is not None:
+            self._admitted = {node for node in self._statements if self._reaches_founder(node)}
+        elif self._reaches_founder(node_id):  # nobody can hang on a node that was unknown until now
+            self._admitted.add(node_id)
+        self.version += 1
+        return True
+
+    def merge_all(self, admissions: Iterable[Admission]) -> int:
+        """Merge in any order; signers may come after those they admitted. How many were taken over."""
+        waiting, taken = list(admissions), 0
+        while waiting:
+            left = [admission for admission in waiting if not self.merge(admission)]
+            taken += len(waiting) - len(left)
+            if len(left) == len(waiting):
+                break
+            waiting = left
+        return taken
+
+    def chain(self, node_id: str) -> tuple[Admission, ...]:
+        """The statements that prove ``node_id`` admitted, founder first; empty when it is not admitted."""
+        if node_id not in self._admitted:
+            return ()
+        links = [self._statements[NodeId(node_id)]]
+        while not self._is_founding(links[-1]):
+            links.append(self._statements[NodeId(links[-1].signer)])
+        return tuple(reversed(links))
+
+    def admit(self, public_key: bytes, *, signer_public_key: bytes, sign: Sign) -> Admission:
+        """The signed admission of a newcomer, already in this book; the one held when it is admitted already.
+
+        The signer must be admitted (assert). A revoked id must be refused before (assert).
+        """
+        assert node_id_of(signer_public_key) in self._admitted
+        node_id = node_id_of(public_key)
+        held = self._statements.get(node_id)
+        if held is not None and node_id in self._admitted:
+            return held
+        assert held is None or not held.revoked
+        version = 1 if held is None else held.version + 1
+        made = make_admission(self.mesh_id, public_key, signer_public_key=signer_public_key, sign=sign, version=version)
+        self.merge(made)
+        return made
+
+    def revoke(self, node_id: str, *, signer_public_key: bytes, sign: Sign) -> tuple[Admission, ...]:
+        """Revoke a known id and vouch for those it admitted. The statements to spread; empty when nothing changed."""
+        held = self._statements.get(NodeId(node_id))
+        if held is None or held.revoked:
+            return ()
+        assert node_id_of(signer_public_key) in self._admitted
+        before = frozenset(self._admitted)
+        revocation = make_admission(
+            self.mesh_id,
+            held.public_key,
+            signer_public_key=signer_public_key,
+            sign=sign,
+            version=held.version + 1,
+            revoked=True,
+        )
+        self.merge(revocation)
+        made = [revocation]
+        if node_id_of(signer_public_key) in self._admitted:
+            orphans = [self._statements[orphan] for orphan in before if orphan not in self._admitted]
+            made += [
+                self.admit(orphan.public_key, signer_public_key=signer_public_key, sign=sign)
+                for orphan in sorted(orphans, key=lambda orphan: orphan.node_id)
+                if not orphan.revoked and orphan.signer == node_id
+            ]
+        return tuple(made)
+
+    def validate(self) -> None:
+        """The invariants: the admitted ones are exactly those whose chain reaches the founder; none is revoked."""
+        assert len(self._statements) <= MAX_MEMBERS
+        for node_id in self._admitted:
+            links = self.chain(node_id)
+            assert links[0].signer == links[0].node_id
+            assert all(not link.revoked for link in links)
+
+    def _is_founding(self, admission: Admission) -> bool:
+        """Whether this is the founder's word about itself."""
+        key = admission.signer_public_key
+        return admission.node_id == admission.signer and mesh_id_of(mesh_name(self.mesh_id), key) == self.mesh_id
+
+    def _may_sign(self, admission: Admission) -> bool:
+        if self._is_founding(admission):
+            return True
+        signer = self._statements.get(NodeId(admission.signer))
+        if signer is None or signer.public_key != admission.signer_public_key:
+            return False
+        # A node may say of itself only that it is gone; letting oneself in needs somebody else.
+        return admission.revoked or admission.signer != admission.node_id
+
+    def _reaches_founder(self, node_id: NodeId) -> bool:
+        return self._depth(node_id) < MAX_CHAIN
+
+    def _depth(self, node_id: str) -> int:
+        """Links to the founder; ``MAX_CHAIN`` when a link is missing or revoked."""
+        for depth in range(MAX_CHAIN):
+            held = self._statements.get(NodeId(node_id))
+            if held is None or held.revoked:
+                return MAX_CHAIN
+            if self._is_founding(held):
+                return depth
+            node_id = held.signer
+        return MAX_CHAIN
+
+
+def _rank(admission: Admission) -> tuple[bool, int, tuple[int, ...], bytes]:
+    """Larger wins. Ties at equal version: the smaller signer, then the smaller signature, so that all books agree."""
+    signer = tuple(-ord(character) for character in admission.signer)
+    return admission.revoked, admission.version, signer, bytes(255 - byte for byte in admission.signature)

@@ -1,0 +1,52 @@
+"""Rates and counts that keep strangers and noisy peers cheap. Pure: times are arguments."""
+
+from collections import OrderedDict
+
+KNOWN_HOSTS_MAX = 4_096
+
+
+class TokenBucket:
+    """``rate`` per second on average, ``burst`` at once. Integers: micro-tokens."""
+
+    def __init__(self, rate: int, burst: int) -> None:
+        assert rate > 0
+        assert burst > 0
+        self._rate = rate
+        self._cap = burst * 1_000_000
+        self._level = self._cap
+        self._at_us: int | None = None
+
+    def take(self, now_us: int) -> bool:
+        """Take one, if there is one. A clock that goes back adds nothing."""
+        if self._at_us is not None and now_us > self._at_us:
+            self._level = min(self._cap, self._level + (now_us - self._at_us) * self._rate)
+        self._at_us = now_us if self._at_us is None else max(now_us, self._at_us)
+        if self._level < 1_000_000:
+            return False
+        self._level -= 1_000_000
+        return True
+
+
+class HandshakeGate:
+    """How many handshakes may begin. Hosts that were peers before have half of the rate to themselves.
+
+    A handshake costs about 6 ms of CPU, so a stranger who floods costs at most ``rate/2`` × 6 ms per second.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self._everybody = TokenBucket(rate, rate)
+        self._strangers = TokenBucket(max(1, rate // 2), max(1, rate // 2))
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def admit(self, host: str, now_us: int) -> bool:
+        """Whether a handshake from ``host`` may begin now."""
+        if host not in self._known and not self._strangers.take(now_us):
+            return False
+        return self._everybody.take(now_us)
+
+    def remember(self, host: str) -> None:
+        """``host`` proved to be a peer's. The oldest is forgotten beyond ``KNOWN_HOSTS_MAX``."""
+        self._known[host] = None
+        self._known.move_to_end(host)
+        while len(self._known) > KNOWN_HOSTS_MAX:
+            self._known.popitem(last=False)

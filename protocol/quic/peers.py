@@ -1,0 +1,62 @@
+"""Which connection to a peer counts, when there is more than one candidate. Pure.
+
+* A higher boot counter is a newer process: it replaces what is left of the older one (a killed process says no goodbye,
+  its connection would linger until the idle timeout).
+* A lower boot counter, or another instance with an equal one, cannot be the same machine going on: a clone, or a state
+  directory from a backup. It is refused and reported.
+* Two connections of the same two processes: both dialled. The one dialled by the smaller id stays; both ends compute the
+  same answer. Of two dialled by the same side the newer stays (the older one's path died).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.ids import Instance, NodeId
+
+BOOTS_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the choice depends on."""
+
+    peer: NodeId
+    instance: Instance
+    boot_counter: int
+    dialled: bool
+
+
+Verdict = Literal["take", "replace", "duplicate", "older_boot", "identity_conflict"]
+
+
+class BootRegister:
+    """The newest process seen of every peer; the one not seen for longest is forgotten beyond ``BOOTS_MAX``."""
+
+    def __init__(self, own: NodeId) -> None:
+        self._own = own
+        self._newest: OrderedDict[NodeId, tuple[int, Instance]] = OrderedDict()
+
+    def newest(self, peer: NodeId) -> Instance | None:
+        """The instance of the highest boot counter seen."""
+        held = self._newest.get(peer)
+        return held[1] if held else None
+
+    def judge(self, current: Candidate | None, offered: Candidate) -> Verdict:
+        """What to do with ``offered``. ``take``: there is no current; ``replace``: the current one is to go."""
+        held = self._newest.get(offered.peer)
+        if held is not None:
+            if offered.boot_counter < held[0]:
+                return "older_boot"
+            if offered.boot_counter == held[0] and offered.instance != held[1]:
+                return "identity_conflict"
+        self._newest[offered.peer] = (offered.boot_counter, offered.instance)
+        self._newest.move_to_end(offered.peer)
+        while len(self._newest) > BOOTS_MAX:
+            self._newest.popitem(last=False)
+        if current is None:
+            return "take"
+        if current.instance != offered.instance or current.dialled == offered.dialled:
+            return "replace"
+        dialled_by_smaller = offered.dialled == (self._own < offered.peer)
+        return "replace" if dialled_by_smaller else "duplicate"

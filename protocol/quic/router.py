@@ -1,0 +1,240 @@
+"""One UDP socket for accepting and dialling: packets find their connection by id, strangers find limits.
+
+aioquic's own server can only accept. This router does what it does, dials from the same socket, and decides *before* a
+connection object exists whether a handshake may begin: by rate (``HandshakeGate``), by the number of unfinished or
+unadmitted connections, and, when half of these are taken, by a retry packet that makes the sender prove its address.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import (
+    QuicHeader,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from protocol.errors import AddressError
+from protocol.quic.address import SocketAddress
+from protocol.quic.carrier import QuicCarrier
+from protocol.quic.conditioner import ShapedLink
+from protocol.quic.interface import TransportCounters
+from protocol.quic.limits import HandshakeGate
+from protocol.quic.mutual import MutualQuicConnection
+
+SMALLEST_INITIAL = 1_200
+RECEIVE_BUFFER_BYTES = 1_048_576
+CONNECTION_IDS_MAX = 16
+"""Ids that one connection may have at once; aioquic issues eight."""
+
+Accept = Callable[[MutualQuicConnection], QuicCarrier]
+
+
+class Router(asyncio.DatagramProtocol):
+    """See the module. ``strangers()`` says how many connections are not admitted yet."""
+
+    def __init__(
+        self,
+        *,
+        configuration: QuicConfiguration,
+        accept: Accept | None,
+        strangers: Callable[[], int],
+        strangers_max: int,
+        gate: HandshakeGate,
+        counters: TransportCounters,
+        now_us: Callable[[], int],
+    ) -> None:
+        self._configuration = configuration
+        self._accept = accept
+        self._strangers = strangers
+        self._strangers_max = strangers_max
+        self._gate = gate
+        self._counters = counters
+        self._now_us = now_us
+        self._carriers: dict[bytes, QuicCarrier] = {}
+        self._ids: dict[QuicCarrier, set[bytes]] = {}
+        self._links: dict[QuicCarrier, ShapedLink] = {}
+        self._retry = QuicRetryTokenHandler()
+        self._transport: asyncio.DatagramTransport | None = None
+
+    # ---- socket -----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def close(self) -> None:
+        """Close the socket; carriers were shut before."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def send(self, carrier: QuicCarrier, data: bytes, address: Any) -> None:
+        """A packet of ``carrier``, through its shaped link when it has one."""
+        link = self._links.get(carrier)
+        if link is None:
+            self._put(data, address)
+        elif (lost := link.packet(len(data), lambda: self._put(data, address))) is not None:
+            self._counters.drop(lost)
+
+    def shape(self, carrier: QuicCarrier, link: ShapedLink | None) -> None:
+        """Send this carrier's packets through ``link`` from now on."""
+        if link is None:
+            self._links.pop(carrier, None)
+        elif carrier in self._ids:
+            self._links[carrier] = link
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """Find the connection, or let a new one begin."""
+        packet = cast("bytes", data)
+        self._counters.bytes["receive"] += len(packet)
+        try:
+            header = pull_quic_header(Buffer(data=packet), host_cid_length=self._configuration.connection_id_length)
+        except ValueError:
+            self._counters.drop("not_quic")
+            return
+        carrier = self._carriers.get(header.destination_cid) or self._begin(header, packet, addr)
+        if carrier is not None:
+            carrier.datagram_received(packet, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """ICMP says a port is closed: anybody can forge that, deadlines decide."""
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def register(self, carrier: QuicCarrier, *ids: bytes) -> None:
+        """Route packets with these connection ids to ``carrier``, and follow the ids it issues and retires."""
+        self._ids[carrier] = set()
+        for connection_id in ids:
+            self._issued(carrier, connection_id)
+        carrier._connection_id_issued_handler = lambda issued: self._issued(carrier, issued)  # noqa: SLF001
+        carrier._connection_id_retired_handler = lambda retired: self._retired(carrier, retired)  # noqa: SLF001
+        carrier._connection_terminated_handler = lambda: self._terminated(carrier)  # noqa: SLF001
+
+    @property
+    def connection_ids(self) -> int:
+        """Routes held: bounded by connections × ``CONNECTION_IDS_MAX``."""
+        return len(self._carriers)
+
+    def _begin(self, header: QuicHeader, packet: bytes, address: SocketAddress) -> QuicCarrier | None:
+        if header.packet_type is not QuicPacketType.INITIAL or len(packet) < SMALLEST_INITIAL:
+            self._counters.drop("unknown_connection")
+            return None
+        if header.version not in self._configuration.supported_versions:
+            self._put(
+                encode_quic_version_negotiation(
+                    source_cid=header.destination_cid,
+                    destination_cid=header.source_cid,
+                    supported_versions=self._configuration.supported_versions,
+                ),
+                address,
+            )
+            return None
+        if self._accept is None:
+            self._counters.drop("unknown_connection")
+            return None
+        strangers = self._strangers()
+        if strangers >= self._strangers_max:
+            self._counters.reject("unadmitted_limit")
+            return None
+        original, retried = header.destination_cid, None
+        if header.token:
+            try:
+                original, retried = (
+                    self._retry.validate_token(
+                        address=address, destination_cid=header.destination_cid, token=header.token, now=self._seconds()
+                    ),
+                    header.destination_cid,
+                )
+            except ValueError:
+                self._counters.reject("handshake_failed")
+                return None
+        elif strangers >= self._strangers_max // 2:
+            self._ask_for_proof(header, address)
+            return None
+        if not self._gate.admit(str(address[0]), self._now_us()):
+            self._counters.reject("handshake_rate")
+            return None
+        connection = MutualQuicConnection(
+            configuration=self._configuration,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        carrier = self._accept(connection)
+        self.register(carrier, header.destination_cid, connection.host_cid)
+        self._counters.handshakes["started"] += 1
+        return carrier
+
+    def _ask_for_proof(self, header: QuicHeader, address: SocketAddress) -> None:
+        assert header.version is not None
+        source = os.urandom(self._configuration.connection_id_length)
+        self._put(
+            encode_quic_retry(
+                version=header.version,
+                source_cid=source,
+                destination_cid=header.source_cid,
+                original_destination_cid=header.destination_cid,
+                retry_token=self._retry.create_token(
+                    address=address,
+                    original_destination_connection_id=header.destination_cid,
+                    retry_source_connection_id=source,
+                    now=self._seconds(),
+                ),
+            ),
+            address,
+        )
+
+    def _seconds(self) -> float:
+        return self._now_us() / 1_000_000
+
+    def _put(self, data: bytes, address: Any) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._counters.bytes["send"] += len(data)
+            self._transport.sendto(data, address)
+
+    def _issued(self, carrier: QuicCarrier, connection_id: bytes) -> None:
+        held = self._ids.get(carrier)
+        if held is not None and len(held) < CONNECTION_IDS_MAX:
+            held.add(connection_id)
+            self._carriers[connection_id] = carrier
+
+    def _retired(self, carrier: QuicCarrier, connection_id: bytes) -> None:
+        held = self._ids.get(carrier)
+        if held is not None and connection_id in held:
+            held.discard(connection_id)
+            self._carriers.pop(connection_id, None)
+
+    def _terminated(self, carrier: QuicCarrier) -> None:
+        self._links.pop(carrier, None)
+        for connection_id in self._ids.pop(carrier, ()):
+            self._carriers.pop(connection_id, None)
+
+
+def bind_udp(host: str, port: int) -> socket.socket:
+    """A bound, non-blocking UDP socket; ``::`` takes IPv4 too. Raises ``AddressError`` in one line."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICHOST
+        )[0]
+    except socket.gaierror:
+        raise AddressError(f"listen.host {host!r} is not an IP address of this machine: use 0.0.0.0 or ::") from None
+    bound = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        bound.setblocking(False)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise AddressError(
+            f"cannot listen on UDP {host} port {port}: {error.strerror}; stop what uses it or set listen.port"
+        ) from None
+    return bound

@@ -1,0 +1,302 @@
+"""One authenticated connection to one peer, whatever carries it: who may say what, and when.
+
+Theory of operation. A *carrier* (QUIC, TLS, or memory in tests) tells its session three things: the peer's key after the
+handshake, frames, and the end. The session knows the peer's id from that key and from nothing else, and moves
+
+    HANDSHAKE ──established──► GREETING ──Hello both ways──► OPEN ──► CLOSED
+                                  └──JoinRequest answered──► LINGERING ──► CLOSED
+
+The dialler greets first, and only a peer it knows as admitted; the other side answers only after it has judged the
+dialler's greeting. So a stranger who connects gets a closed connection and no byte about this mesh. A stranger may do one
+thing, send a ``JoinRequest``; the answer is followed by the end of the connection.
+
+Sessions read no clock: ``now_us`` comes from their host, deadlines are swept by it (``overdue``).
+"""
+
+import enum
+from typing import Protocol
+
+from protocol.admission import AdmissionBook
+from protocol.codec import MAX_DATAGRAM_BYTES, decode, encode
+from protocol.errors import WireError
+from protocol.ids import NodeId, node_id_of
+from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
+from protocol.quic.interface import Lane, Path, TransportCounters
+from protocol.quic.limits import TokenBucket
+
+LINGER_US = 1_000_000
+"""How long an answered or replaced connection may stay so that its last bytes arrive."""
+
+TOLD_TO_STRANGERS = "refused"
+"""The only reason that somebody who is not admitted ever hears."""
+
+
+class Carrier(Protocol):
+    """What a session needs from below. Never waits; ``shut`` may be called at any time and more than once."""
+
+    @property
+    def path(self) -> Path:
+        """QUIC or the TLS fallback."""
+
+    @property
+    def address(self) -> str:
+        """Where the peer is now."""
+
+    @property
+    def datagrams(self) -> bool:
+        """Whether datagrams can be sent."""
+
+    def write(self, raw: bytes) -> None:
+        """One frame on the control stream."""
+
+    def write_datagram(self, raw: bytes) -> bool:
+        """One datagram; False when it cannot be sent (the stream is used instead)."""
+
+    def outstanding_bytes(self) -> int:
+        """Bytes handed to ``write`` and not known to have arrived."""
+
+    def pending_since_us(self) -> int | None:
+        """When the unfinished incoming frame began; None when there is none."""
+
+    def shut(self, reason: str) -> None:
+        """Send what can be sent at once, then close, telling ``reason``."""
+
+
+class Conversation(Protocol):
+    """What a carrier reports to: a ``Session`` here, a ``Joining`` on the newcomer's side."""
+
+    def established(self, public_key: bytes | None) -> None:
+        """The handshake is over; the peer proved to own this key (None: it showed none)."""
+
+    def frame(self, raw: bytes, lane: Lane) -> None:
+        """A whole envelope arrived."""
+
+    def broken(self, reason: str) -> None:
+        """The peer violated framing; the conversation must end."""
+
+    def closed(self, reason: str) -> None:
+        """Nothing more will come or go. ``reason`` is one of ``REASONS``."""
+
+
+class SessionHost(Protocol):
+    """What a session asks of the transport it belongs to."""
+
+    node_id: NodeId
+    book: AdmissionBook
+    counters: TransportCounters
+    hello_timeout_us: int
+    outstanding_limit: int
+    message_rate: int
+
+    def now_us(self) -> int:
+        """Monotonic."""
+
+    def greeting(self, session: "Session") -> Hello:
+        """This node's hello for that peer."""
+
+    def redeem(self, session: "Session", request: JoinRequest) -> JoinAccepted | JoinRefused:
+        """Judge a stranger's request; an acceptance is durable before this returns."""
+
+    def judge(self, session: "Session", hello: Hello) -> str:
+        """A valid greeting came: the empty string lets it in, anything else is the reason why not."""
+
+    def opened(self, session: "Session") -> None:
+        """Both greetings were exchanged."""
+
+    def received(self, session: "Session", message: Message, lane: Lane, size: int) -> None:
+        """A message on an open session."""
+
+    def ended(self, session: "Session", was: "State", reason: str) -> None:
+        """Comes exactly once."""
+
+
+class State(enum.Enum):
+    """See the module."""
+
+    HANDSHAKE = "handshake"
+    GREETING = "greeting"
+    OPEN = "open"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+class Session:
+    """See the module. ``dialled`` is whether this node began; ``expect`` pins the peer when it is known."""
+
+    def __init__(
+        self, host: SessionHost, carrier: Carrier, *, dialled: bool, target: str = "", expect: NodeId | None = None
+    ) -> None:
+        self._host = host
+        self.carrier = carrier
+        self.dialled = dialled
+        self.target = target
+        self.state = State.HANDSHAKE
+        self.peer: NodeId | None = None
+        self.peer_public_key = b""
+        self.hello: Hello | None = None
+        self.since_us = host.now_us()
+        self.heard_us = self.since_us
+        self._expect = expect
+        self._deadline_us: int | None = self.since_us + host.hello_timeout_us
+        self._bucket = TokenBucket(host.message_rate, 2 * host.message_rate)
+
+    # ---- from below -------------------------------------------------------------------------------------------------
+
+    def established(self, public_key: bytes | None) -> None:
+        """Pin the peer: its id is the hash of the key it proved to own."""
+        if self.state is not State.HANDSHAKE:
+            return
+        if public_key is None:
+            self.end("no_certificate")
+            return
+        self.peer_public_key = public_key
+        self.peer = node_id_of(public_key)
+        if self._expect not in {None, self.peer}:
+            self.end("wrong_identity")
+            return
+        if self._host.book.is_revoked(self.peer):
+            self.end("revoked")
+            return
+        self.state = State.GREETING
+        self._deadline_us = self._host.now_us() + self._host.hello_timeout_us
+        if self.dialled:
+            if self.peer not in self._host.book:
+                self.end("unadmitted")
+                return
+            self._write(self._host.greeting(self))
+
+    def frame(self, raw: bytes, lane: Lane) -> None:
+        """Judge one envelope, whatever sent it."""
+        if self.state not in {State.GREETING, State.OPEN}:
+            return
+        now_us = self._host.now_us()
+        self.heard_us = now_us
+        if not self._bucket.take(now_us):
+            self._host.counters.drop("rate")
+            return
+        try:
+            message = decode(raw)
+        except WireError as error:
+            self._malformed(error.reason)
+            return
+        if message is None:
+            self._host.counters.drop("unknown_type")
+        elif self.state is State.OPEN:
+            self._open_message(message, lane, len(raw))
+        elif lane == "datagram":
+            self._host.counters.drop("hello_first")  # overtook the greeting; datagrams are not ordered
+        else:
+            self._first_message(message)
+
+    def broken(self, reason: str) -> None:
+        """Framing was violated: nothing after it can be trusted."""
+        self.end(reason)
+
+    def closed(self, reason: str) -> None:
+        """The carrier is gone."""
+        failed = self.state is State.HANDSHAKE and reason == "peer_closed"
+        self.end("handshake_failed" if failed else reason)
+
+    # ---- from above -------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message, lane: Lane) -> bool:
+        """See ``Transport.send``."""
+        if self.state is not State.OPEN:
+            return False
+        try:
+            raw = encode(message)
+        except WireError as error:
+            self._host.counters.drop(error.reason)
+            return False
+        small = lane == "datagram" and len(raw) <= MAX_DATAGRAM_BYTES
+        if small and self.carrier.datagrams and self.carrier.write_datagram(raw):
+            self._host.counters.messages["send"] += 1
+            return True
+        if self.carrier.outstanding_bytes() + len(raw) > self._host.outstanding_limit:
+            self._host.counters.drop("outstanding_bound")
+            return False
+        self.carrier.write(raw)
+        self._host.counters.messages["send"] += 1
+        return True
+
+    def linger(self) -> None:
+        """A better connection to the same peer exists: still listen for a moment, then close."""
+        if self.state is State.OPEN:
+            self._deadline_us = self._host.now_us() + LINGER_US
+
+    def overdue(self, now_us: int, read_timeout_us: int) -> str:
+        """Why this session must end now; empty when it need not."""
+        if self._deadline_us is not None and now_us >= self._deadline_us:
+            match self.state:
+                case State.HANDSHAKE:
+                    return "timeout"
+                case State.GREETING:
+                    return "hello_timeout"
+                case _:
+                    return "replaced" if self.state is State.OPEN else "closed"
+        begun_us = self.carrier.pending_since_us()
+        return "read_timeout" if begun_us is not None and now_us - begun_us > read_timeout_us else ""
+
+    def end(self, reason: str) -> None:
+        """The only way out. Safe to call again."""
+        if self.state is State.CLOSED:
+            return
+        was, self.state = self.state, State.CLOSED
+        known = self.peer is not None and (self.peer in self._host.book or self._host.book.is_revoked(self.peer))
+        self.carrier.shut(reason if known else TOLD_TO_STRANGERS)
+        self._host.ended(self, was, reason)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _first_message(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif isinstance(message, JoinRequest) and not self.dialled:
+            answer = self._host.redeem(self, message)
+            if isinstance(answer, JoinRefused):
+                self._host.counters.reject("join_only")
+            self.state = State.LINGERING
+            self._deadline_us = self._host.now_us() + LINGER_US
+            self._write(answer)
+        else:
+            self.end("hello_first" if self.peer in self._host.book else "unadmitted")
+
+    def _greet(self, hello: Hello) -> None:
+        host, peer = self._host, self.peer
+        assert peer is not None
+        if hello.mesh_id != host.book.mesh_id:
+            self.end("wrong_mesh")
+            return
+        if peer not in host.book:
+            host.book.merge_all(hello.admissions)
+        if peer not in host.book:
+            self.end("unadmitted")
+            return
+        if reason := host.judge(self, hello):
+            self.end(reason)
+            return
+        self.hello = hello
+        if not self.dialled:
+            self._write(host.greeting(self))
+        self.state = State.OPEN
+        self._deadline_us = None
+        host.opened(self)
+
+    def _open_message(self, message: Message, lane: Lane, size: int) -> None:
+        if self.peer not in self._host.book:
+            self.end("revoked")
+        elif isinstance(message, Hello | JoinRequest | JoinAccepted | JoinRefused):
+            self._host.counters.drop("unexpected_message")
+        else:
+            self._host.counters.messages["receive"] += 1
+            self._host.received(self, message, lane, size)
+
+    def _malformed(self, reason: str) -> None:
+        """Frame boundaries are intact, so an open session drops one bad message; before that it is the end."""
+        if self.state is State.OPEN and reason == "malformed":
+            self._host.counters.reject(reason)
+        else:
+            self.end(reason)
+
+    def _write(self, message: Message) -> None:
+        self.carrier.write(encode(message))

@@ -1,0 +1,252 @@
+"""All sessions of this node and the one that counts per peer: the carrier-free half of a transport.
+
+The real transport and the in-memory twin both stand on this table; it opens no socket and reads no clock of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from config.settings import QuicSettings
+from protocol.admission import AdmissionBook
+from protocol.ids import Instance, NodeId
+from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
+from protocol.quic.interface import (
+    AdmissionsLearned,
+    DialFailed,
+    IdentityConflict,
+    JoinDesk,
+    Lane,
+    MessageReceived,
+    PeerConnected,
+    PeerConnection,
+    PeerDisconnected,
+    PeerMoved,
+    Rejected,
+    TransportCounters,
+    TransportEvent,
+)
+from protocol.quic.peers import BootRegister, Candidate
+from protocol.quic.session import Session, State
+
+
+class PeerTable:
+    """The ``SessionHost`` of every session. ``on_open`` is told of a session before its peer is reported."""
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        book: AdmissionBook,
+        hello: Hello,
+        settings: QuicSettings,
+        events: Callable[[TransportEvent], None],
+        clock_us: Callable[[], int],
+        desk: JoinDesk | None,
+        on_open: Callable[[Session], None],
+    ) -> None:
+        assert book.mesh_id == hello.mesh_id
+        self.node_id = node_id
+        self.book = book
+        self.hello = hello
+        self.counters = TransportCounters()
+        self.hello_timeout_us = settings.connect_timeout_us
+        self.outstanding_limit = settings.outstanding_bytes_per_peer
+        self.message_rate = settings.messages_per_second_per_peer
+        self.dialling: set[str] = set()
+        self._read_timeout_us = settings.read_timeout_us
+        self._events = events
+        self._clock_us = clock_us
+        self._desk = desk
+        self._on_open = on_open
+        self._boots = BootRegister(node_id)
+        self._sessions: set[Session] = set()
+        self._peers: dict[NodeId, Session] = {}
+        self._snapshots: dict[NodeId, PeerConnection] = {}
+        self._book_version = book.version
+
+    @property
+    def connected(self) -> Mapping[NodeId, PeerConnection]:
+        """Living connections by peer; a view that follows."""
+        return MappingProxyType(self._snapshots)
+
+    @property
+    def peers(self) -> Mapping[NodeId, Session]:
+        """The session that counts, by peer."""
+        return MappingProxyType(self._peers)
+
+    @property
+    def strangers(self) -> int:
+        """Sessions that are not, or not yet, a peer's."""
+        return sum(session.state is not State.OPEN for session in self._sessions)
+
+    def add(self, session: Session) -> None:
+        """Follow a new session until it ends."""
+        self._sessions.add(session)
+
+    def knows_way(self, address: str, expect: NodeId | None) -> bool:
+        """Whether dialling would be pointless: under way, or connected already."""
+        if address in self.dialling or expect in self._peers:
+            return True
+        return any(session.dialled and session.target == address for session in self._peers.values())
+
+    def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
+        """See ``Transport.send``."""
+        session = self._peers.get(peer)
+        if session is None:
+            return False
+        return session.send(message, lane)
+
+    def close(self, peer: NodeId, reason: str) -> None:
+        """See ``Transport.close``."""
+        session = self._peers.get(peer)
+        if session is not None:
+            session.end(reason)
+
+    def close_all(self, reason: str) -> None:
+        """End every session."""
+        for session in list(self._sessions):
+            session.end(reason)
+
+    def sweep(self) -> None:
+        """End what is overdue, drop whom the book no longer holds, and tell of addresses that changed."""
+        now_us = self._clock_us()
+        self._tell_admissions()
+        for session in list(self._sessions):
+            if session.state is State.OPEN and session.peer not in self.book:
+                session.end("revoked")
+            elif reason := session.overdue(now_us, self._read_timeout_us):
+                session.end(reason)
+        for peer, session in self._peers.items():
+            held, now = self._snapshots[peer], _snapshot(session)
+            if held != now:
+                self._snapshots[peer] = now
+                if (held.address, held.path) != (now.address, now.path):
+                    self.emit(PeerMoved(peer, now.address, now.path))
+
+    def emit(self, event: TransportEvent) -> None:
+        """Report upwards."""
+        self._events(event)
+
+    # ---- SessionHost ------------------------------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        """Monotonic."""
+        return self._clock_us()
+
+    def greeting(self, session: Session) -> Hello:
+        """This node's hello, with what it sees of the peer and the proof of its own admission."""
+        return self.hello.model_copy(
+            update={"observed_address": session.carrier.address, "admissions": self.book.chain(self.node_id)}
+        )
+
+    def redeem(self, session: Session, request: JoinRequest) -> JoinAccepted | JoinRefused:
+        """Ask the desk; whom it admitted is in the book already."""
+        if self._desk is None:
+            return JoinRefused(reason="unknown_or_used_token")
+        answer = self._desk.redeem(session.peer_public_key, request)
+        self._tell_admissions()
+        return answer
+
+    def judge(self, session: Session, hello: Hello) -> str:
+        """Clones, restarts and double connections (see ``peers``)."""
+        peer = session.peer
+        assert peer is not None
+        self._tell_admissions()
+        if peer == self.node_id:
+            if hello.instance == self.hello.instance:
+                return "self"
+            self._conflict(session, self.hello.instance, hello.instance)
+            return "identity_conflict"
+        newest = self._boots.newest(peer)
+        current = self._peers.get(peer)
+        verdict = self._boots.judge(
+            None if current is None or current.hello is None else _candidate(current, current.hello),
+            _candidate(session, hello),
+        )
+        if verdict in {"take", "replace"}:
+            return ""
+        if verdict != "duplicate":
+            assert newest is not None
+            self._conflict(session, newest, Instance(hello.instance))
+        return verdict
+
+    def opened(self, session: Session) -> None:
+        """Put the session into the table; the one it replaces lingers, or ends when it is another process's."""
+        peer, hello = session.peer, session.hello
+        assert peer is not None
+        assert hello is not None
+        self.counters.handshakes["completed"] += 1
+        self.dialling.discard(session.target)
+        self._on_open(session)
+        before = self._peers.get(peer)
+        address, path = session.carrier.address, session.carrier.path
+        if before is not None and before.hello is not None and before.hello.instance == hello.instance:
+            before.linger()
+            self._enter(peer, session)
+            if (before.carrier.address, before.carrier.path) != (address, path):
+                self.emit(PeerMoved(peer, address, path))
+            return
+        if before is not None:
+            before.end("replaced")
+        self._enter(peer, session)
+        self.emit(PeerConnected(peer, address, hello, path))
+
+    def received(self, session: Session, message: Message, lane: Lane, size: int) -> None:
+        """Hand a message up."""
+        assert session.peer is not None
+        self.emit(MessageReceived(session.peer, message, lane, size))
+
+    def ended(self, session: Session, was: State, reason: str) -> None:
+        """Forget the session and tell what its end means."""
+        self._sessions.discard(session)
+        self.dialling.discard(session.target)
+        if was is State.LINGERING:
+            return
+        if was is State.OPEN:
+            if session.peer is not None and self._peers.get(session.peer) is session:
+                del self._peers[session.peer]
+                del self._snapshots[session.peer]
+                self.emit(PeerDisconnected(session.peer, reason))
+            return
+        self.counters.handshakes["failed"] += 1
+        self.counters.reject(reason)
+        if not session.dialled:
+            self.emit(Rejected(reason, session.carrier.address))
+        elif reason != "duplicate" or session.peer not in self._peers:
+            if reason == "identity_conflict" and session.peer != self.node_id:
+                self.emit(IdentityConflict(self.node_id, (Instance(self.hello.instance),), session.carrier.address))
+            self.emit(DialFailed(session.target, reason))
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, peer: NodeId, session: Session) -> None:
+        self._peers[peer] = session
+        self._snapshots[peer] = _snapshot(session)
+
+    def _conflict(self, session: Session, held: Instance | str, offered: Instance | str) -> None:
+        assert session.peer is not None
+        instances = (Instance(held), Instance(offered))
+        self.emit(IdentityConflict(session.peer, instances, session.carrier.address))
+
+    def _tell_admissions(self) -> None:
+        if self.book.version != self._book_version:
+            self._book_version = self.book.version
+            self.emit(AdmissionsLearned(self.book.statements))
+
+
+def _candidate(session: Session, hello: Hello) -> Candidate:
+    assert session.peer is not None
+    return Candidate(session.peer, Instance(hello.instance), hello.boot_counter, session.dialled)
+
+
+def _snapshot(session: Session) -> PeerConnection:
+    assert session.hello is not None
+    carrier = session.carrier
+    return PeerConnection(
+        address=carrier.address,
+        since_us=session.since_us,
+        datagrams=carrier.datagrams,
+        path=carrier.path,
+        hello=session.hello,
+        dialled=session.dialled,
+    )
