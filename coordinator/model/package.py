@@ -56,12 +56,24 @@ class ModelPackage:
 
     @property
     def layer_count(self) -> int:
+        """How many blocks there are to place, at least 1."""
         return len(self.layers)
 
     @property
     def weight_bytes(self) -> int:
         """All resident weights, shared parts included."""
         return sum(layer.weight_bytes for layer in self.layers) + self.shared_first_bytes + self.shared_last_bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Layer weights read for one decoded token, shared parts not included."""
+        return sum(layer.streamed_bytes for layer in self.layers)
+
+    @property
+    def active_weight_fraction(self) -> float:
+        """Share of the layers' resident bytes that one token reads: 1 = dense. For display; planning uses the bytes."""
+        resident = sum(layer.weight_bytes for layer in self.layers)
+        return self.streamed_bytes / resident if resident else 1.0
 
     @property
     def kv_bytes_per_token(self) -> int:
