@@ -25,7 +25,7 @@ _SECRET_KEY = re.compile(
     r"(^|_)(token|secret|password|authorization|proof|private_key|cookie|credential)s?$", re.IGNORECASE
 )
 _BEARER = re.compile(r"(?i)\b(bearer)\s+[A-Za-z0-9._~+/=-]+")
-_JOIN_TOKEN = re.compile(r"\bstagemesh[-_.]?(?:join|1)[-_.][A-Za-z0-9._~=+/-]{16,}", re.IGNORECASE)
+_JOIN_TOKEN = re.compile(r"\bsm1_[A-Za-z0-9_=-]{16,}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

@@ -49,7 +49,7 @@ def build_app(
     ``app.state.streams.close()`` ends the open event streams.
     """
     settings = settings or ApiSettings()
-    reads = _Reads(view)
+    reads = _Reads(view, sink)
     handlers: dict[str, Handler] = {operation.name: getattr(reads, operation.name) for operation in READS}
     for operation in WRITES:
         handlers[operation.name] = _unserve(sink) if operation.command is None else _command(sink, operation)
@@ -70,8 +70,9 @@ def build_app(
 class _Reads:
     """The handlers of the ``GET`` operations; their names are those of the table."""
 
-    def __init__(self, view: NodeSnapshotSource) -> None:
+    def __init__(self, view: NodeSnapshotSource, sink: commands.CommandSink) -> None:
         self._view = view
+        self._sink = sink
         self._registry = build_registry(view)
         self.streams = EventStreams(view)
 
@@ -106,6 +107,10 @@ class _Reads:
                 409, str(slot.refusal["code"]), str(slot.refusal["message"]), details=slot.refusal.get("details")
             )
         raise Problem(404, "no_plan", f"no plan for slot {slot.slot} yet: {slot.reason or slot.state}")
+
+    async def explain_plan(self, request: Request) -> Response:
+        slot = _chosen_slot(self._view.snapshot(), request.query_params.get("slot"))
+        return await _submit(self._sink, commands.ExplainPlan(slot=slot.slot), 200)
 
     async def plans(self, _request: Request) -> Response:
         return JSONResponse(documents.plans_document(self._view.snapshot()))

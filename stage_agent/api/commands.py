@@ -35,6 +35,12 @@ class PreviewPlan(Command):
     pin_stage0: NodeRef = ""
 
 
+class ExplainPlan(Command):
+    """Why the active plan of ``slot`` is as it is: the document of ``stagemesh explain --json``."""
+
+    slot: SlotName = "default"
+
+
 class ServeModel(Command):
     """The mesh should place ``model`` (a path on this node, a layer package, or an alias) in ``slot``."""
 
@@ -103,7 +109,19 @@ class LockTopology(Command):
     stages: tuple[LockedRange, ...] = Field(default=(), max_length=1024)
 
 
-AnyCommand = PreviewPlan | ServeModel | UnserveModel | Drain | Resume | Leave | Pin | Exclude | SetPolicy | LockTopology
+AnyCommand = (
+    PreviewPlan
+    | ExplainPlan
+    | ServeModel
+    | UnserveModel
+    | Drain
+    | Resume
+    | Leave
+    | Pin
+    | Exclude
+    | SetPolicy
+    | LockTopology
+)
 
 
 @dataclass(frozen=True, slots=True)

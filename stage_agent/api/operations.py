@@ -36,6 +36,7 @@ READS = (
     Operation("GET", f"{API}/nodes", "nodes", "Every node as this one sees it"),
     Operation("GET", f"{API}/links", "links", "Every directed link and how it was measured"),
     Operation("GET", f"{API}/plan", "plan", "The active plan, the document of `stagemesh plan --json`", query=_SLOT),
+    Operation("GET", f"{API}/plan/explain", "explain_plan", "Why this plan, and its best rivals", query=_SLOT),
     Operation("GET", f"{API}/plans", "plans", "Every slot with plan, epoch and state"),
     Operation("GET", f"{API}/stages", "stages", "Every agent's own word about its stages"),
     Operation("GET", f"{API}/models", "models", "What the mesh was asked to serve"),

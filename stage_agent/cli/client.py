@@ -4,6 +4,7 @@ A daemon that does not answer is ``DaemonUnreachable`` (exit 5); one that refuse
 that the refusal stands for. Answers are bounded. Proxies of the environment are never used: the daemon is a neighbour.
 """
 
+import ipaddress
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,10 @@ class ApiRefused(StagemeshError):  # noqa: N818 - a refusal, named like DaemonUn
         self.details = details
         placement = code in _PLACEMENT_CODES or code.startswith("locked_")
         self.exit_code = _EXIT_CODES.get(code, 3 if placement else 1)
+
+    def document(self) -> dict[str, Any]:
+        """The refusal as ``--json`` shows it."""
+        return {"error": {"code": self.code, "message": str(self), "details": self.details}}
 
 
 def get_json(node: str | None, path: str, *, parameters: dict[str, str] | None = None) -> Any:
@@ -99,10 +104,25 @@ def base_url(node: str | None, settings: Settings) -> str:
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
         host, port = text, str(DEFAULT_PORT)
-    host = host.strip("[]")
-    if not host or "/" in host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    host = host.removeprefix("[").removesuffix("]")
+    if (
+        (":" in host and not _is_ipv6(host))
+        or not host
+        or "/" in host
+        or "@" in host
+        or not port.isdecimal()
+        or not 0 < int(port) < 65_536
+    ):
         raise AddressError(f"--node {node}: is not an address; write HOST:PORT, for example 127.0.0.1:{DEFAULT_PORT}")
     return _url(host, int(port))
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _url(host: str, port: int) -> str:

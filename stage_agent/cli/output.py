@@ -1,0 +1,34 @@
+"""What every command shares: ``--json``, ``--node``, and how a document or a table reaches stdout."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+PIPE_WIDTH = 200
+"""Columns when stdout is no terminal: a pipe should get whole tables."""
+
+NodeOption = Annotated[
+    str | None, typer.Option("--node", metavar="HOST:PORT", help="Ask this daemon's HTTP API instead of the local one.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+
+
+def print_json(document: Any) -> None:
+    """One document and a newline on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_line(document: Any) -> None:
+    """One document on one line, for programs that follow."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """Stdout for people; colour only on a terminal and without ``NO_COLOR``."""
+    screen = Console(highlight=False)
+    return screen if screen.is_terminal else Console(width=max(screen.width, PIPE_WIDTH), highlight=False)
