@@ -108,15 +108,18 @@ def events_document(events: Iterable[Event], now_us: int) -> dict[str, Any]:
 
 
 def targets_document(snapshot: NodeSnapshot) -> list[dict[str, Any]]:
-    """Prometheus HTTP service discovery: one group per node that is not gone and told an address of its API."""
+    """Prometheus HTTP service discovery: one group per node that is not gone and told an address of its API.
+
+    The scraped node is the label ``agent``: ``node`` is a label of plan metrics and would be renamed when scraped.
+    """
     return [
         {
             "targets": [member.api_address],
             "labels": {
                 "__metrics_path__": METRICS_PATH,
                 "mesh": snapshot.mesh_id,
-                "node": member.name,
-                "node_id": member.node_id,
+                "agent": member.name,
+                "agent_id": member.node_id,
             },
         }
         for member in snapshot.members

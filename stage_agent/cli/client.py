@@ -55,19 +55,24 @@ class ApiRefused(StagemeshError):  # noqa: N818 - a refusal, named like DaemonUn
         return {"error": {"code": self.code, "message": str(self), "details": self.details}}
 
 
-def get_json(node: str | None, path: str, *, parameters: dict[str, str] | None = None) -> Any:
-    """The JSON document at ``path`` (like ``/api/v1/status``) of ``node`` (``None`` = the configured local daemon)."""
-    return _exchange("GET", node, path, None, parameters)
+def get_json(
+    node: str | None, path: str, *, parameters: dict[str, str] | None = None, settings: Settings | None = None
+) -> Any:
+    """The JSON document at ``path`` (like ``/api/v1/status``) of ``node`` (``None`` = the configured local daemon).
+
+    ``settings`` = the configuration that says where that is and which token it wants; by default this machine's.
+    """
+    return _exchange("GET", node, path, None, parameters, settings)
 
 
 def post_json(node: str | None, path: str, body: dict[str, Any]) -> Any:
     """Send a command; the answer's document."""
-    return _exchange("POST", node, path, body, None)
+    return _exchange("POST", node, path, body)
 
 
 def delete_json(node: str | None, path: str) -> Any:
     """Remove what ``path`` names; the answer's document."""
-    return _exchange("DELETE", node, path, None, None)
+    return _exchange("DELETE", node, path, None)
 
 
 def path_segment(name: str) -> str:
@@ -135,9 +140,14 @@ def _headers(settings: Settings) -> dict[str, str]:
 
 
 def _exchange(
-    method: str, node: str | None, path: str, body: dict[str, Any] | None, parameters: dict[str, str] | None
+    method: str,
+    node: str | None,
+    path: str,
+    body: dict[str, Any] | None,
+    parameters: dict[str, str] | None = None,
+    settings: Settings | None = None,
 ) -> Any:
-    settings = load_settings(None)
+    settings = settings or load_settings(None)
     base = base_url(node, settings)
     timeout = httpx.Timeout(CONNECT_S, read=READ_S)
     with (
