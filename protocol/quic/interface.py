@@ -24,7 +24,7 @@ REASONS = frozenset({
     "older_boot", "revoked", "duplicate", "replaced", "handshake_rate", "unadmitted_limit", "hello_timeout",
     "read_timeout", "oversized", "malformed", "truncated", "version", "unexpected_stream", "unexpected_message",
     "unknown_type", "rate", "outstanding_bound", "timeout", "idle_timeout", "peer_closed", "closed", "handshake_failed",
-    "address", "join_only", "unknown_connection", "not_quic", "tls_failed", "hello_first", "datagram_bound", "shaped_loss",
+    "address", "join_refused", "unknown_connection", "not_quic", "tls_failed", "hello_first", "datagram_bound", "shaped_loss",
     "shaped_queue", "shaped_mtu", "connections", "crash",
 })  # fmt: skip
 """Every reason that is ever counted or reported; nothing a peer says becomes a label."""

@@ -254,7 +254,7 @@ class Session:
         elif isinstance(message, JoinRequest) and not self.dialled:
             answer = self._host.redeem(self, message)
             if isinstance(answer, JoinRefused):
-                self._host.counters.reject("join_only")
+                self._host.counters.reject("join_refused")
             self.state = State.LINGERING
             self._deadline_us = self._host.now_us() + LINGER_US
             self._write(answer)

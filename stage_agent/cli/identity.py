@@ -1,0 +1,198 @@
+"""``stagemesh init``, ``invite`` and ``join``: this node's identity, its mesh, and letting others in.
+
+These work on the state directory alone; a daemon that runs there sees a new invitation at once.
+"""
+
+import asyncio
+import re
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from config.load import load_settings
+from config.paths import state_dir as state_dir_of
+from config.settings import Settings
+from protocol.admission import MESH_NAME_MAX
+from protocol.errors import AddressError, ConfigurationError, IdentityError, JoinError
+from protocol.join_token import MAX_TOKEN_CHARACTERS, PREFIX, JoinToken, decode_token, encode_token
+from protocol.quic.address import HostPort, parse_address
+from protocol.quic.identity import FILE_NAME as IDENTITY_FILE
+from protocol.quic.identity import Identity
+from protocol.quic.invites import InviteBox
+from protocol.quic.joining import join as redeem
+from protocol.quic.mesh_files import Membership, found_mesh, load_membership, store_first
+from stage_agent.cli.output import JsonOption, print_json
+
+_NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MESH_NAME_MAX - 2}}}[a-z0-9])?")
+_TTL = re.compile(r"([1-9][0-9]{0,8})([smhd]?)")
+_TTL_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+TTL_MAX_S = 30 * 86_400
+_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Documentation addresses: connecting a UDP socket to them sends nothing, but names the interface that leads outside."""
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of the default place.")]
+StateOption = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIR", help="Where this node's identity and promises are kept.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands."""
+    app.command("init")(init_command)
+    app.command("invite")(invite_command)
+    app.command("join")(join_command)
+
+
+def init_command(
+    *,
+    mesh: Annotated[str, typer.Option("--mesh", metavar="NAME", help="A name for people: a-z, 0-9 and -.")] = "home",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create this node's identity and a mesh with it as first member. Never overwrites anything."""
+    if _NAME.fullmatch(mesh) is None:
+        raise ConfigurationError(f"--mesh {mesh!r}: use 1 to {MESH_NAME_MAX} of a-z, 0-9 and -, as in --mesh home")
+    _, directory = _place(config, state_dir)
+    if (present := load_membership(directory)) is not None:
+        raise IdentityError(
+            f"{directory} is in mesh {present.name} already: `stagemesh invite` lets others in;"
+            " for another mesh use another --state-dir"
+        )
+    identity = Identity.load(directory) if Identity.exists(directory) else Identity.create(directory)
+    membership = found_mesh(directory, identity, mesh)
+    _say(
+        as_json,
+        {"node_id": identity.node_id, "mesh_id": membership.mesh_id, "state_dir": str(directory)},
+        f"node {identity.node_id}\nmesh {membership.mesh_id}\nstate {directory}\n"
+        "next: `stagemesh run`, and `stagemesh invite` for every further machine",
+    )
+
+
+def invite_command(
+    *,
+    address: Annotated[
+        list[str] | None, typer.Option("--address", metavar="HOST:PORT", help="Where the newcomer reaches this node.")
+    ] = None,
+    ttl: Annotated[str, typer.Option("--ttl", metavar="TIME", help="How long it is valid: 90s, 30m, 2h, 1d.")] = "1h",
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print one join token, valid once and for a while, and the command to paste on the new machine."""
+    ttl_s = _seconds(ttl)
+    settings, directory = _place(config, state_dir)
+    identity = Identity.load(directory)
+    membership = load_membership(directory)
+    if membership is None:
+        raise IdentityError(f"{directory} is in no mesh: run `stagemesh init`, or `stagemesh join` with a token")
+    if identity.node_id not in membership.book():
+        raise IdentityError(f"this node is no longer admitted in mesh {membership.name}: invite from another node")
+    addresses = tuple(str(parse_address(text)) for text in address or ()) or _own_addresses(settings)
+    token_id, secret = InviteBox(directory).create(ttl_s)
+    token = encode_token(JoinToken(membership.mesh_id, identity.node_id, addresses, token_id, secret))
+    _say(
+        as_json,
+        {"token": token, "command": f"stagemesh join {token}", "addresses": list(addresses), "ttl_s": ttl_s},
+        f"{token}\n\nvalid once, for {ttl}, while `stagemesh run` runs here ({', '.join(addresses)}). On the new"
+        f" machine:\n  stagemesh join {token}",
+    )
+
+
+def join_command(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token, a file that holds it, or - for stdin.")],
+    *,
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the mesh of the node that made TOKEN. Creates this node's identity when there is none."""
+    invitation = decode_token(_token_text(token))
+    settings, directory = _place(config, state_dir)
+    if (present := load_membership(directory)) is not None:
+        raise JoinError(
+            f"{directory} is in mesh {present.name} already: nothing to do, or use another --state-dir for another mesh"
+        )
+    existing = Identity.exists(directory)
+    identity = Identity.load(directory) if existing else Identity.create(directory)
+    membership = _redeem_or_undo(identity, invitation, settings, None if existing else directory / IDENTITY_FILE)
+    store_first(directory, membership)
+    _say(
+        as_json,
+        {"node_id": identity.node_id, "mesh_id": membership.mesh_id, "seeds": list(membership.seeds)},
+        f"joined mesh {membership.name} as node {identity.node_id}\nstate {directory}\nnext: `stagemesh run`",
+    )
+
+
+def _redeem_or_undo(identity: Identity, token: JoinToken, settings: Settings, made: Path | None) -> Membership:
+    """Redeem; a refusal takes back the identity file that this very command made."""
+    try:
+        return asyncio.run(redeem(identity, token, settings.node.name or socket.gethostname()[:64] or "node"))
+    except (JoinError, AddressError):
+        if made is not None:
+            made.unlink(missing_ok=True)
+        raise
+
+
+def _place(config: Path | None, state_dir: Path | None) -> tuple[Settings, Path]:
+    settings = load_settings(config, {"node.state_dir": str(state_dir.absolute()) if state_dir is not None else None})
+    return settings, state_dir_of(settings)
+
+
+def _token_text(argument: str) -> str:
+    """The token itself, or what a file or stdin holds: a secret need not stand on a command line."""
+    if argument.startswith(PREFIX):
+        return argument
+    if argument == "-":
+        return sys.stdin.read(MAX_TOKEN_CHARACTERS + 1)
+    try:
+        with Path(argument).open(encoding="utf-8") as file:
+            return file.read(MAX_TOKEN_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError, ValueError):
+        raise JoinError(
+            f"this is neither a join token (it would start with {PREFIX}) nor a readable file: "
+            "copy the token again from `stagemesh invite`"
+        ) from None
+
+
+def _seconds(text: str) -> int:
+    match = _TTL.fullmatch(text)
+    seconds = int(match[1]) * _TTL_SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= TTL_MAX_S:
+        raise ConfigurationError(f"--ttl {text!r}: write a time up to 30 days, as in 90s, 30m, 2h or 1d")
+    return seconds
+
+
+def _own_addresses(settings: Settings) -> tuple[str, ...]:
+    """What newcomers can dial: what is advertised, else the address listened on, else this machine's outward ones."""
+    listen = settings.listen
+    if listen.advertise:
+        return listen.advertise
+    if listen.port == 0:
+        raise ConfigurationError("listen.port is 0 (any free port): say where this node is with --address HOST:PORT")
+    if listen.host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
+        return (str(HostPort(listen.host, listen.port)),)
+    families = (socket.AF_INET, socket.AF_INET6) if listen.host == "::" else (socket.AF_INET,)
+    found = [host for family in families if (host := _outward(family))]
+    return tuple(str(HostPort(host, listen.port)) for host in found or ["127.0.0.1"])
+
+
+def _outward(family: socket.AddressFamily) -> str:
+    """The address of the interface that leads outside; empty when there is none."""
+    with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((_ELSEWHERE[family], 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _say(as_json: bool, document: dict[str, object], text: str) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        sys.stdout.write(text + "\n")
