@@ -79,6 +79,10 @@ class GossipQueue:
         """No longer worth telling."""
         self._queue.pop((kind, subject), None)
 
+    def clear(self) -> None:
+        """Nobody is there to be told; whoever connects gets a digest."""
+        self._queue.clear()
+
     def take(
         self, peer: NodeId, nodes: int, connected: int, *, first: Iterable[Fact] = (), budget: int = GOSSIP_BUDGET_BYTES
     ) -> Gossip:

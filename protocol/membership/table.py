@@ -38,6 +38,8 @@ class Entry:
     conflict_us: int | None = None
     flaps: deque[int] = field(default_factory=lambda: deque(maxlen=FLAPS_KEPT))
     accusers: dict[NodeId, int] = field(default_factory=dict)
+    mourners: dict[NodeId, int] = field(default_factory=dict)
+    stash: SignedRow | None = None
     suspected_us: int | None = None
 
     @property
@@ -135,7 +137,7 @@ class NodeTable:
         entry.state, entry.changed_us = state, now_us
         if entry.live:
             self._live[entry.node_id] = None
-            entry.buried = entry.held = None
+            entry.buried = entry.held = entry.stash = None
         else:
             self._live.pop(entry.node_id, None)
             entry.buried = entry.version
@@ -143,16 +145,21 @@ class NodeTable:
         if state != "suspect":
             entry.suspected_us = None
             entry.accusers.clear()
+            entry.mourners.clear()
         return old
+
+    def keep_out(self, node_id: str, version: Version) -> None:
+        """Remember a version below which an unknown node must not appear. At most ``max_members``, oldest goes first."""
+        self._floors[NodeId(node_id)] = version
+        if len(self._floors) > self._max_members:
+            del self._floors[next(iter(self._floors))]
 
     def forget(self, node_id: NodeId, *, keep_floor: bool = True) -> Entry | None:
         """Drop the entry; its version stays as a floor. At most ``max_members`` floors, the oldest goes first."""
         entry = self._entries.pop(node_id, None)
         self._live.pop(node_id, None)
         if entry is not None and keep_floor:
-            self._floors[node_id] = entry.known_version
-            if len(self._floors) > self._max_members:
-                del self._floors[next(iter(self._floors))]
+            self.keep_out(node_id, entry.known_version)
         return entry
 
     def tombstones(self) -> tuple[Tombstone, ...]:

@@ -24,6 +24,12 @@ class Timers:
             self._heap = [(at, counter, key) for key, (at, counter) in self._at.items()]
             heapq.heapify(self._heap)
 
+    def advance(self, kind: str, subject: str, by_us: int) -> None:
+        """Bring an armed deadline forward by that much."""
+        armed = self._at.get((kind, subject))
+        if armed is not None:
+            self.set(kind, subject, armed[0] - by_us)
+
     def cancel(self, kind: str, subject: str = "") -> None:
         """Void the deadline if it is armed."""
         self._at.pop((kind, subject), None)

@@ -1,0 +1,93 @@
+"""From links to the facts of a row, and when a changed fact is worth a new row.
+
+Facts carry ages, not times, and the settled question is answered from the fact alone: its ages are those at the moment
+the owner wrote the row, and the owner writes a new row when the answer changes, so a reader adds nothing for the row's
+own age. Noise must not make gossip: a fact counts as changed only when it settles or unsettles, degrades or recovers, or
+a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidth) around what was *published*.
+"""
+
+from dataclasses import dataclass
+
+from config.settings import LinkSettings
+from protocol.ids import NodeId
+from protocol.links.link import LinkView
+from protocol.rows import LinkFact
+
+RTT_BAND_MILLI = 200
+RTT_BAND_FLOOR_US = 200
+BANDWIDTH_BAND_MILLI = 250
+
+
+def is_settled(fact: LinkFact, settings: LinkSettings) -> bool:
+    """Whether the owner had settled this RTT when it wrote the row. Estimates never are."""
+    return (
+        not fact.estimated
+        and fact.min_rtt_us is not None
+        and fact.samples >= settings.settle_samples
+        and fact.first_age_us - fact.last_age_us >= settings.settle_span_us
+        and fact.last_age_us <= settings.settle_max_age_us
+    )
+
+
+def fact_of(target: NodeId, view: LinkView, now_us: int, *, shaped: bool = False) -> LinkFact | None:
+    """The fact, or ``None`` when nothing was measured."""
+    rtt, send, receive = view.rtt, view.send, view.receive
+    if rtt is None and send is None and receive is None:
+        return None
+    bandwidth = min((side for side in (send, receive) if side is not None), key=lambda side: side.at_us, default=None)
+    return LinkFact(
+        target=target,
+        min_rtt_us=None if rtt is None else rtt.min_rtt_us,
+        samples=0 if rtt is None else rtt.samples,
+        first_age_us=0 if rtt is None else now_us - rtt.first_us,
+        last_age_us=0 if rtt is None else now_us - rtt.last_us,
+        jitter_us=None if rtt is None else rtt.jitter_us,
+        send_bytes_per_s=None if send is None else send.bytes_per_s,
+        receive_bytes_per_s=None if receive is None else receive.bytes_per_s,
+        bandwidth_age_us=None if bandwidth is None else now_us - bandwidth.at_us,
+        bandwidth_limited_by=None if bandwidth is None else (send or bandwidth).limited_by,
+        degraded=view.degraded,
+        shaped=shaped,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMark:
+    """What of a fact can be material."""
+
+    settled: bool
+    degraded: bool
+    min_rtt_us: int | None
+    send_bytes_per_s: int | None
+    receive_bytes_per_s: int | None
+
+
+def mark_of(view: LinkView) -> LinkMark:
+    """The material part of a link, as it would be published now."""
+    return LinkMark(
+        settled=view.settled,
+        degraded=view.degraded,
+        min_rtt_us=None if view.rtt is None else view.rtt.min_rtt_us,
+        send_bytes_per_s=None if view.send is None else view.send.bytes_per_s,
+        receive_bytes_per_s=None if view.receive is None else view.receive.bytes_per_s,
+    )
+
+
+def is_material(published: LinkMark | None, present: LinkMark) -> bool:
+    """Whether the present mark is worth a new row, given what was published last."""
+    if published is None:
+        return present.settled or present.send_bytes_per_s is not None or present.receive_bytes_per_s is not None
+    if (published.settled, published.degraded) != (present.settled, present.degraded):
+        return True
+    if present.settled and _left_band(published.min_rtt_us, present.min_rtt_us, RTT_BAND_MILLI, RTT_BAND_FLOOR_US):
+        return True
+    return _left_band(published.send_bytes_per_s, present.send_bytes_per_s, BANDWIDTH_BAND_MILLI, 0) or _left_band(
+        published.receive_bytes_per_s, present.receive_bytes_per_s, BANDWIDTH_BAND_MILLI, 0
+    )
+
+
+def _left_band(published: int | None, present: int | None, band_milli: int, floor: int) -> bool:
+    if published is None or present is None:
+        return published is not present
+    difference = abs(present - published)
+    return difference * 1000 >= published * band_milli and difference > floor

@@ -1,0 +1,119 @@
+"""What arrives with gossip and what is pushed out: the conversation, part by part handed to those who judge it."""
+
+from protocol.ids import NodeId
+from protocol.membership.dissemination import NOTHING
+from protocol.membership.ground import Ground
+from protocol.membership.issuing import Issuer
+from protocol.membership.judge import Judge
+from protocol.membership.own import OwnRow
+from protocol.membership.prober import Prober
+from protocol.membership.records import Records
+from protocol.messages import DigestRequest, Gossip, GossipPush
+from protocol.rows import Accusation
+
+
+class Exchange:
+    """Timers ``push`` and ``sync``."""
+
+    def __init__(
+        self, ground: Ground, own: OwnRow, judge: Judge, prober: Prober, records: Records, issuer: Issuer
+    ) -> None:
+        self._ground = ground
+        self._own = own
+        self._judge = judge
+        self._prober = prober
+        self._records = records
+        self._issuer = issuer
+
+    def greet(self, peer: NodeId, *, fresh: bool) -> None:
+        """A connection came up: own row, what is held against the peer, and (if ``fresh``) a digest.
+
+        In large meshes only the smaller id of the two sends the digest: it is long.
+        """
+        ground = self._ground
+        if self._own.signed is None:
+            return
+        entry = ground.table.get(peer)
+        accused = () if entry is None or entry.state != "dead" else (self._judge.accusation(entry, "dead"),)
+        gossip = Gossip(rows=(self._own.signed,), accusations=accused)
+        ground.send(peer, GossipPush(gossip=gossip), "stream")
+        if fresh and (ground.everyone_connects or ground.node_id < peer):
+            ground.send(peer, self._records.digest(), "stream")
+
+    def gossip(self, sender: NodeId, gossip: Gossip, now_us: int) -> None:
+        """Take in every item; each stands alone. Admissions first: rows may depend on them."""
+        if gossip is NOTHING:
+            return
+        for admission in gossip.admissions:
+            self._records.on_admission(admission)
+        for signed in gossip.rows:
+            self._records.offer(signed, sender, now_us)
+        asked: list[str | None] = []
+        asked.extend(self._records.on_refutation(refutation, sender, now_us) for refutation in gossip.refutations)
+        asked.extend(self._records.on_version(version, sender, now_us) for version in gossip.versions)
+        self._records.ask(sender, list(dict.fromkeys(node_id for node_id in asked if node_id is not None)))
+        for accusation in gossip.accusations:
+            if accusation.node_id == self._ground.node_id:
+                self._accused_myself(accusation, sender, now_us)
+            else:
+                self._judge.accused(accusation, sender, now_us)
+
+    def digest(self, sender: NodeId, digest: DigestRequest, now_us: int) -> None:
+        """Anti-entropy; a peer that believes this node dead gets its refutation."""
+        if self._records.on_digest(sender, digest, now_us):
+            self._refute(sender, now_us, dead=True)
+
+    def push(self) -> None:
+        """Tell a few random peers what is queued."""
+        ground = self._ground
+        peers = ground.connected_members()
+        if not peers:
+            ground.queue.clear()
+        for peer in ground.random.sample(peers, min(len(peers), ground.settings.push_fanout)):
+            gossip = ground.queue.take(peer, ground.nodes, len(peers))
+            if gossip is not NOTHING:
+                ground.send(peer, GossipPush(gossip=gossip), "datagram")
+
+    def sync(self, now_us: int) -> None:
+        """A digest to a random peer."""
+        ground = self._ground
+        interval_us = ground.settings.anti_entropy_interval_us
+        ground.timers.set("sync", "", now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5))
+        if ground.connections:
+            ground.send(ground.random.choice(list(ground.connections)), self._records.digest(), "stream")
+
+    def goodbye(self, now_us: int) -> None:
+        """The last row, straight to everybody connected."""
+        self._issuer.issue(now_us, status="left")
+        assert self._own.signed is not None
+        for peer in self._ground.connections:
+            self._ground.send(peer, GossipPush(gossip=Gossip(rows=(self._own.signed,))), "stream")
+
+    def _accused_myself(self, accusation: Accusation, sender: NodeId, now_us: int) -> None:
+        if accusation.boot_counter != self._own.boot_counter:
+            return
+        if accusation.incarnation > self._own.incarnation:
+            self._ground.reject(sender, "incarnation")
+        elif accusation.incarnation == self._own.incarnation:
+            self._prober.worse()
+            self._refute(sender, now_us, dead=accusation.verdict == "dead")
+        else:
+            self._answer(sender)
+
+    def _refute(self, sender: NodeId, now_us: int, *, dead: bool) -> None:
+        """Raise the incarnation and tell everybody; who was declared dead must also show a higher row."""
+        refutation = self._own.raise_incarnation(now_us)
+        if refutation is None:
+            self._answer(sender)
+            return
+        if dead:
+            self._issuer.issue(now_us)
+            refutation = self._own.sign_refutation()
+        self._ground.queue.add("refutation", self._ground.node_id, refutation)
+        self._answer(sender)
+
+    def _answer(self, peer: NodeId) -> None:
+        """The present refutation and row, straight to one peer."""
+        if self._own.refutation is not None and self._own.signed is not None:
+            gossip = Gossip(refutations=(self._own.refutation,), rows=(self._own.signed,))
+            self._ground.send(peer, GossipPush(gossip=gossip), "stream")

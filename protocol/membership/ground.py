@@ -1,0 +1,103 @@
+"""What the parts of the membership core stand on together: table, timers, gossip queue, links, connections, effects.
+
+Parts talk to each other through the table and through named timers; only ``core`` knows all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from config.settings import LinkSettings, MembershipSettings
+from protocol.ids import NodeId
+from protocol.links.book import LinkBook
+from protocol.links.vivaldi import VivaldiNode
+from protocol.membership.dissemination import EAGER_ROW_BYTES, GossipQueue
+from protocol.membership.effects import Effect, Lane, MemberChanged, MemberState, Rejected, Send
+from protocol.membership.signing import Verify
+from protocol.membership.table import Entry, NodeTable
+from protocol.membership.timers import Timers
+from protocol.messages import MembershipMessage, RowVersion
+from protocol.rows import SignedRow
+
+
+@dataclass(slots=True)
+class Connection:
+    """A living connection as the shell reported it."""
+
+    address: str
+    since_us: int
+    probed_us: int = -(2**53)
+
+
+@dataclass(slots=True)
+class Ground:
+    """Shared state of one core."""
+
+    node_id: NodeId
+    settings: MembershipSettings
+    link_settings: LinkSettings
+    random: Random
+    verify: Verify
+    is_admitted: Callable[[NodeId], bool]
+    table: NodeTable
+    links: LinkBook
+    queue: GossipQueue
+    vivaldi: VivaldiNode
+    timers: Timers = field(default_factory=Timers)
+    connections: dict[NodeId, Connection] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
+    now_us: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """Live nodes, this one included."""
+        return self.table.live_count + 1
+
+    @property
+    def everyone_connects(self) -> bool:
+        """Small enough for a connection between every pair."""
+        return self.nodes <= self.settings.max_connections + 1
+
+    def drain(self, now_us: int) -> list[Effect]:
+        """The effects of the input that was just handled at ``now_us``."""
+        self.now_us = now_us
+        effects, self.effects = self.effects, []
+        return effects
+
+    def send(self, peer: NodeId, message: MembershipMessage, lane: Lane) -> None:
+        """Queue a message for a connected peer; without a connection there is nobody to send to."""
+        if peer in self.connections:
+            self.effects.append(Send(peer, message, lane))
+
+    def reject(self, peer: NodeId, reason: str) -> None:
+        """Count something refused."""
+        self.effects.append(Rejected(peer, reason))
+
+    def change(self, entry: Entry, state: MemberState, reason: str, now_us: int) -> None:
+        """Move a member and tell the shell."""
+        old = self.table.set_state(entry, state, now_us)
+        if old != state:
+            self.effects.append(MemberChanged(entry.node_id, old, state, reason))
+
+    def jitter(self, at_most_us: int) -> int:
+        """Uniform in [0, at_most]."""
+        return self.random.randint(0, max(0, at_most_us))
+
+    def connected_members(self) -> list[NodeId]:
+        """Connected peers that are alive or suspect."""
+        return [peer for peer in self.connections if (entry := self.table.get(peer)) is not None and entry.live]
+
+    def spread_row(
+        self, signed: SignedRow, node_id: NodeId, version: tuple[int, int], *, told_by: NodeId | None
+    ) -> None:
+        """Queue a row, or only the news of it when it is too large for a datagram."""
+        if len(signed.payload) + len(signed.signature) <= EAGER_ROW_BYTES:
+            self.queue.add("row", node_id, signed, told_by=told_by)
+        else:
+            fact = RowVersion(node_id=node_id, boot_counter=version[0], seq=version[1])
+            self.queue.add("row", node_id, fact, told_by=told_by)
+
+    def wake_push(self, now_us: int) -> None:
+        """Something is queued: push within one interval."""
+        if len(self.queue) and self.timers.deadline("push") is None:
+            self.timers.set("push", "", now_us + self.jitter(self.settings.push_interval_us))

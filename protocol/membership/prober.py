@@ -1,0 +1,318 @@
+"""The failure detector: who is probed when, on which ways, and how far this node trusts itself.
+
+One probe: a ping by datagram; after the timeout the same ping by stream (reliable, and over TLS where UDP is blocked) and
+through up to three helpers; after the timeout once more the probe has failed. The timeout is four times the recent worst
+RTT of the link, at least 500 ms, at most 2 s, times (1 + local health). Local health (Lifeguard) rises when this node
+seems to be the culprit: a failed probe while nobody else was heard either, a refutation of its own death, a late loop.
+
+Rates: up to 16 nodes everybody is probed every second; up to 64 this node sends 16 probes a second in all; above, one a
+second over its connections, so that every node is still probed about once a second by somebody. Above 64 the nearest
+peers are measured more often, to keep their RTT settled.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.ids import NodeId
+from protocol.membership.dissemination import NOTHING, Fact
+from protocol.membership.effects import Lane
+from protocol.membership.ground import Ground
+from protocol.membership.judge import Judge
+from protocol.membership.table import Entry
+from protocol.messages import Ack, Gossip, Ping, PingRequest
+
+NEAREST_MEASURED = 8
+CONFIRMS_MAX = 64
+RELAYS_MAX = 256
+RELAY_US = 5_000_000
+"""A helper forgets what it was asked after this time."""
+DATAGRAM_MISSES = 8
+"""Consecutive probes answered by stream only, after which datagrams count as blocked on that path."""
+DATAGRAM_RETRY_US = 30_000_000
+REQUESTED_INTERVAL_US = 5_000_000
+REQUESTED_MAX = 64
+PAUSE_US = 1_000_000
+"""Probing rests this long after the last sign of a late loop."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """One probe under way."""
+
+    target: NodeId
+    sent_us: int
+    timeout_us: int
+    lane: Lane
+    stage: Literal["direct", "indirect"] = "direct"
+    stream_sent_us: int | None = None
+    helpers: set[NodeId] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A ping sent for somebody else."""
+
+    requester: NodeId
+    requester_seq: int
+    target: NodeId
+    until_us: int
+
+
+class Prober:
+    """Probes, acknowledgements, helpers, local health."""
+
+    def __init__(self, ground: Ground, judge: Judge) -> None:
+        self._ground = ground
+        self._judge = judge
+        self._probes: dict[int, Probe] = {}
+        self._by_target: dict[NodeId, int] = {}
+        self._relays: dict[int, Relay] = {}
+        self._misses: dict[NodeId, int] = {}
+        self._retry_us: dict[NodeId, int] = {}
+        self._requested: dict[NodeId, None] = {}
+        self._nearest: dict[NodeId, None] = {}
+        self._confirms: dict[int, Relay] = {}
+        self._paused_until_us = 0
+        self.health = 0
+
+    @property
+    def blocked(self) -> list[NodeId]:
+        """Peers whose datagrams do not arrive although their stream works."""
+        return list(self._retry_us)
+
+    @property
+    def outstanding(self) -> int:
+        """Probes and relays under way; bounded by connections and ``RELAYS_MAX``."""
+        return len(self._probes) + len(self._relays) + len(self._confirms)
+
+    def interval_us(self, target: NodeId) -> int:
+        """Time between two probes of this target."""
+        settings, nodes = self._ground.settings, self._ground.nodes
+        if nodes <= settings.probe_everyone_up_to:
+            return settings.probe_interval_us
+        if self._ground.everyone_connects:
+            return max(settings.probe_interval_us, (nodes - 1) * 1_000_000 // settings.probes_per_second_max)
+        if target in self._requested or target in self._nearest:
+            return REQUESTED_INTERVAL_US
+        return max(1, len(self._ground.connections)) * settings.probe_interval_us
+
+    def request(self, targets: list[NodeId]) -> None:
+        """Measure these peers often although the mesh is large; replaces the list before, at most ``REQUESTED_MAX``."""
+        self._requested = dict.fromkeys(targets[:REQUESTED_MAX])
+
+    def measure_nearest(self) -> None:
+        """Large meshes: keep the RTT to the nearest connected peers settled."""
+        links = self._ground.links
+        measured = [
+            (rtt_us, peer)
+            for peer in self._ground.connections
+            if (link := links.known(peer)) is not None and (rtt_us := link.min_rtt_us()) is not None
+        ]
+        nearest = dict.fromkeys(peer for _, peer in sorted(measured)[:NEAREST_MEASURED])
+        for peer in nearest:
+            if peer not in self._nearest:
+                self._ground.timers.advance("probe", peer, self._ground.random.randint(0, REQUESTED_INTERVAL_US))
+        self._nearest = nearest
+
+    def confirm(self, entry: Entry, now_us: int) -> None:
+        """A buried node showed a higher row by hearsay and is not connected here: can a helper reach it?"""
+        ground = self._ground
+        helpers = [peer for peer in ground.connected_members() if peer != entry.node_id]
+        if entry.stash is None or not helpers or entry.node_id in ground.connections:
+            return
+        for helper in ground.random.sample(helpers, min(len(helpers), ground.settings.indirect_probes)):
+            seq = self._seq()
+            if len(self._confirms) >= CONFIRMS_MAX:
+                self._confirms.pop(next(iter(self._confirms)))
+            self._confirms[seq] = Relay(helper, seq, entry.node_id, now_us + RELAY_US)
+            ground.send(helper, PingRequest(seq=seq, target=entry.node_id), "stream")
+        ground.timers.set("confirm", entry.node_id, now_us + ground.settings.anti_entropy_interval_us)
+
+    def due(self, entry: Entry, now_us: int) -> None:
+        """The probe timer of a member fired."""
+        ground = self._ground
+        if not entry.live:
+            return
+        connected = entry.node_id in ground.connections
+        if not connected and not ground.everyone_connects and entry.state == "alive":
+            return
+        interval_us = self.interval_us(entry.node_id)
+        if now_us < self._paused_until_us:
+            ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(interval_us))
+            return
+        ground.timers.set("probe", entry.node_id, now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5))
+        if entry.node_id not in self._by_target:
+            self._start(entry, now_us, connected=connected)
+
+    def timed_out(self, seq: int, now_us: int) -> None:
+        """A stage of a probe ran out of time."""
+        probe = self._probes.get(seq)
+        entry = None if probe is None else self._ground.table.get(probe.target)
+        if probe is None or entry is None or not entry.live:
+            self._end(seq)
+        elif probe.stage == "direct":
+            self._ask_around(seq, probe, now_us)
+        else:
+            self._end(seq)
+            self._failed(probe, entry, now_us)
+
+    def on_ping(self, sender: NodeId, ping: Ping, lane: Lane) -> None:
+        """Answer on the lane the ping came by."""
+        self._ground.send(sender, Ack(seq=ping.seq, health=self.health, gossip=self._gossip(sender)), lane)
+
+    def on_ping_request(self, sender: NodeId, request: PingRequest, now_us: int) -> None:
+        """Probe the target for somebody else, by stream: this must not fail for loss."""
+        ground = self._ground
+        self._relays = {seq: relay for seq, relay in self._relays.items() if relay.until_us > now_us}
+        target = NodeId(request.target)
+        if len(self._relays) >= RELAYS_MAX:
+            ground.reject(sender, "relay_limit")
+        elif target in ground.connections and target != sender:
+            seq = self._seq()
+            self._relays[seq] = Relay(sender, request.seq, target, now_us + RELAY_US)
+            ground.send(target, Ping(seq=seq, gossip=NOTHING), "stream")
+
+    def on_ack(self, sender: NodeId, ack: Ack, lane: Lane, now_us: int) -> Entry | None:
+        """An answer: to a probe of ours, fetched by a helper, or to a relayed ping.
+
+        Returns the entry of a buried node that a helper reached for ``confirm``.
+        """
+        confirm = self._confirms.pop(ack.seq, None)
+        if confirm is not None:
+            asked = confirm.requester == sender and ack.target == confirm.target
+            return self._ground.table.get(confirm.target) if asked else None
+        relay = self._relays.pop(ack.seq, None)
+        if relay is not None and relay.target == sender and not ack.target:
+            answer = Ack(seq=relay.requester_seq, target=sender, health=ack.health)
+            self._ground.send(relay.requester, answer, "stream")
+            return None
+        probe = self._probes.get(ack.seq)
+        if probe is None:
+            return None
+        if ack.target:
+            self._vouched(ack, sender, probe, now_us)
+        elif sender == probe.target:
+            self._answered(ack.seq, probe, lane, now_us)
+        else:
+            self._ground.reject(sender, "foreign_ack")
+        return None
+
+    def lagged(self, lag_us: int, now_us: int) -> None:
+        """The loop was late: nothing under way proves anything, and this node rests."""
+        for seq in list(self._probes):
+            self._end(seq)
+        self.worse()
+        self._paused_until_us = now_us + PAUSE_US
+        self._judge.extend(lag_us + PAUSE_US, now_us)
+
+    def worse(self) -> None:
+        """This node has reason to distrust itself."""
+        self.health = min(self._ground.settings.local_health_max, self.health + 1)
+
+    def disconnected(self, peer: NodeId, now_us: int) -> None:
+        """Ask others about it soon; a new connection starts with datagrams again."""
+        self._misses.pop(peer, None)
+        self._retry_us.pop(peer, None)
+        seq = self._by_target.get(peer)
+        if seq is not None:
+            self._ground.timers.set("timeout", str(seq), now_us)
+        elif (entry := self._ground.table.get(peer)) is not None and entry.live:
+            self._ground.timers.set("probe", peer, now_us + self._ground.jitter(100_000))
+
+    def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
+        target = entry.node_id
+        seq = self._seq()
+        lane: Lane = "stream" if self._retry_us.get(target, now_us) > now_us else "datagram"
+        probe = Probe(target, now_us, self._timeout_us(target), lane)
+        self._probes[seq], self._by_target[target] = probe, seq
+        if not connected:
+            self._ask_around(seq, probe, now_us)
+            return
+        self._ground.connections[target].probed_us = now_us
+        if lane == "stream":
+            probe.stream_sent_us = now_us
+        elif target in self._retry_us:
+            self._retry_us[target] = now_us + DATAGRAM_RETRY_US
+        self._ground.timers.set("timeout", str(seq), now_us + probe.timeout_us)
+        self._ground.send(target, Ping(seq=seq, gossip=self._gossip(target)), lane)
+
+    def _ask_around(self, seq: int, probe: Probe, now_us: int) -> None:
+        ground = self._ground
+        probe.stage = "indirect"
+        if probe.stream_sent_us is None:
+            probe.stream_sent_us = now_us
+            ground.send(probe.target, Ping(seq=seq, gossip=self._gossip(probe.target)), "stream")
+        others = [peer for peer in ground.connected_members() if peer != probe.target]
+        for helper in ground.random.sample(others, min(len(others), ground.settings.indirect_probes)):
+            probe.helpers.add(helper)
+            ground.send(helper, PingRequest(seq=seq, target=probe.target), "stream")
+        ground.timers.set("timeout", str(seq), max(now_us, probe.sent_us + probe.timeout_us) + probe.timeout_us)
+
+    def _failed(self, probe: Probe, entry: Entry, now_us: int) -> None:
+        if entry.heard_us is not None and entry.heard_us >= probe.sent_us:
+            return
+        others = (self._ground.table.get(peer) for peer in self._ground.connections if peer != probe.target)
+        if not any(other is not None and (other.heard_us or 0) >= probe.sent_us for other in others):
+            self.worse()
+        self._judge.accuse(entry, probe.sent_us, now_us)
+
+    def _answered(self, seq: int, probe: Probe, lane: Lane, now_us: int) -> None:
+        self._end(seq)
+        self.health = max(0, self.health - 1)
+        target = probe.target
+        if lane == "datagram":
+            self._misses.pop(target, None)
+            self._retry_us.pop(target, None)
+            self._measured(target, now_us - probe.sent_us, now_us)
+            return
+        sent_us = probe.sent_us if probe.stream_sent_us is None else probe.stream_sent_us
+        if probe.lane == "stream" or probe.stream_sent_us is None:
+            # Datagrams are blocked or were never possible here: the stream is the path, and its minimum is honest.
+            self._measured(target, now_us - sent_us, now_us)
+        misses = self._misses[target] = self._misses.get(target, 0) + 1
+        if misses >= DATAGRAM_MISSES and target not in self._retry_us:
+            self._retry_us[target] = now_us + DATAGRAM_RETRY_US
+
+    def _vouched(self, ack: Ack, sender: NodeId, probe: Probe, now_us: int) -> None:
+        if ack.target != probe.target or sender not in probe.helpers:
+            self._ground.reject(sender, "foreign_ack")
+            return
+        self._end(ack.seq)
+        self.health = max(0, self.health - 1)
+        entry = self._ground.table.get(probe.target)
+        if entry is not None:
+            self._judge.vouched(entry, now_us)
+
+    def _measured(self, target: NodeId, rtt_us: int, now_us: int) -> None:
+        ground = self._ground
+        entry = ground.table.get(target)
+        if not ground.links.link(target).on_rtt(rtt_us, now_us):
+            ground.reject(target, "rtt")
+        elif entry is not None and entry.row.coordinate is not None and not ground.everyone_connects:
+            ground.vivaldi.observe(rtt_us, entry.row.coordinate)
+
+    def _end(self, seq: int) -> None:
+        probe = self._probes.pop(seq, None)
+        if probe is not None:
+            self._by_target.pop(probe.target, None)
+            self._ground.timers.cancel("timeout", str(seq))
+
+    def _timeout_us(self, target: NodeId) -> int:
+        settings = self._ground.settings
+        link = self._ground.links.known(target)
+        worst_us = None if link is None else link.p99_us()
+        timeout_us = min(settings.probe_timeout_max_us, max(settings.probe_timeout_us, 4 * (worst_us or 0)))
+        return timeout_us * (1 + self.health)
+
+    def _gossip(self, peer: NodeId) -> Gossip:
+        """What rides along; a suspect is always told that it is one."""
+        ground = self._ground
+        entry = ground.table.get(peer)
+        first: list[Fact] = []
+        if entry is not None and entry.state == "suspect":
+            first.append(self._judge.accusation(entry, "suspect"))
+        return ground.queue.take(peer, ground.nodes, len(ground.connections), first=first)
+
+    def _seq(self) -> int:
+        """Unguessable, so that nobody can answer a ping it did not get."""
+        return self._ground.random.getrandbits(52)
