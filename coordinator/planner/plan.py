@@ -62,6 +62,8 @@ class Modeled:
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """What was asked for; ``met`` is ``None`` while nothing proves or refutes it."""
+
     decode_tpot_us: int
     met: bool | None
 
@@ -78,6 +80,8 @@ class SearchCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
+    """One line for people, with a stable snake_case ``code`` for programs."""
+
     severity: Literal["info", "warning", "error"]
     code: str
     message: str

@@ -1,0 +1,113 @@
+"""Lower bounds for the ordered search: walks that may visit a node again, with a price on every visit.
+
+Dropping "each node at most once" turns the best completion into a shortest walk over (node, layer), which one backward
+pass over the layers solves exactly, hops, cuts, memory and the reply included. Charging a price λₙ ≥ 0 per visit and
+refunding it once per unused node keeps the value a lower bound for any prices (Lagrangian relaxation), and good prices
+make it tight: a walk that would use the fastest node three times pays for it. Prices stay valid for every shape.
+
+``gin[f, n, b]`` bounds the cost of everything from layer b on, given that n's own stage starts there and f leads the
+plan. A partial plan with cost u at (n, b) costs at least ``u + gin[f, n, b] − Σ λ over the nodes it has not used``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.planner.cost import Matrix
+from coordinator.planner.span_costs import INFINITE, HopArrays
+
+PRICE_ROUNDS = 24
+
+
+@dataclass(frozen=True)
+class WalkBounds:
+    """Completion bounds of one shape and reply mode."""
+
+    gin: Matrix
+    prices: Matrix
+
+
+def walk_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> WalkBounds:
+    """The full table, one layer of start nodes per backward step. Values at or above ``INFINITE`` mean "cannot"."""
+    nodes, count = cost.shape[0], cost.shape[1]
+    last = count - 1
+    gin: Matrix = np.full((nodes, nodes, count), INFINITE, dtype=np.int64)
+    # follow[f, n, c]: best continuation once n's stage has ended at layer c
+    follow: Matrix = np.full((nodes, nodes, count), INFINITE, dtype=np.int64)
+    follow[:, :, last] = hops.final.T
+    arc = hops.arc + prices[None, None, :]
+    head = np.arange(nodes)
+    for layer in range(last - 1, -1, -1):
+        ends = slice(layer + 1, count)
+        best = (cost[None, :, layer, ends] + follow[:, :, ends]).min(axis=2)
+        gin[:, :, layer] = np.minimum(best, INFINITE)
+        if layer:
+            onward = best.copy()
+            onward[head, head] = INFINITE  # the head never comes back
+            follow[:, :, layer] = np.minimum((arc + onward[:, None, :]).min(axis=2), INFINITE)
+    return WalkBounds(gin, prices)
+
+
+def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int = PRICE_ROUNDS) -> tuple[Matrix, int]:
+    """Prices by subgradient ascent on the head-free walk, and the lower bound they give for the whole problem."""
+    nodes = cost.shape[0]
+    off_diagonal = hops.final.copy()
+    if nodes > 1:
+        np.fill_diagonal(off_diagonal, INFINITE)
+    reply = off_diagonal.min(axis=1) if nodes > 1 else np.full(1, INFINITE, dtype=np.int64)
+    arc = hops.arc.min(axis=0)
+    prices, best_prices = np.zeros(nodes), np.zeros(nodes, dtype=np.int64)
+    single = int(cost[:, 0, -1].min() if int(hops.final[0, 0]) == 0 else INFINITE)
+    best_bound, pace, stalled = -1, 1.0, 0
+    for _ in range(rounds):
+        current = prices.astype(np.int64)
+        value, visits = _cheapest_walk(cost, arc + current[None, :], reply, current)
+        # one stage visits one node, whose price is refunded at once: prices cannot lift it
+        bound = min(single, value - int(current.sum()))
+        if bound > best_bound:
+            best_bound, best_prices, stalled = bound, current, 0
+        else:
+            stalled += 1
+            if stalled == 3:
+                pace, stalled = pace / 2, 0
+        excess = visits - 1
+        norm = float((excess * excess)[(excess > 0) | (prices > 0)].sum())
+        if value >= INFINITE or bound >= upper or norm == 0 or bound == single:
+            break
+        step = pace * max(1.0, (upper - bound)) / norm
+        prices = np.maximum(0.0, prices + step * np.where((excess > 0) | (prices > 0), excess, 0))
+        prices = np.minimum(prices, float(INFINITE // 2**12))
+    return best_prices, min(best_bound, INFINITE)
+
+
+def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> tuple[int, Matrix]:
+    """Value of the best priced walk over all layers, and how often it visits each node."""
+    nodes, count = cost.shape[0], cost.shape[1]
+    last = count - 1
+    follow: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
+    follow[:, last] = reply
+    ends = np.zeros((nodes, count), dtype=np.int64)
+    heirs = np.zeros((nodes, count), dtype=np.int64)
+    rows = np.arange(nodes)
+    best = follow[:, last]
+    for layer in range(last - 1, -1, -1):
+        span = cost[:, layer, layer + 1 :] + follow[:, layer + 1 :]
+        ends[:, layer] = span.argmin(axis=1)
+        best = span[rows, ends[:, layer]]
+        ends[:, layer] += layer + 1
+        if layer:
+            onward = arc + best[None, :]
+            heirs[:, layer] = onward.argmin(axis=1)
+            follow[:, layer] = np.minimum(onward[rows, heirs[:, layer]], INFINITE)
+    start = int((best + prices).argmin())
+    value = int(best[start] + prices[start])
+    visits = np.zeros(nodes, dtype=np.int64)
+    if value >= INFINITE:
+        return INFINITE, visits
+    node, layer = start, 0
+    while True:
+        visits[node] += 1
+        layer, previous = int(ends[node, layer]), node
+        if layer == last:
+            return value, visits
+        node = int(heirs[previous, layer])

@@ -1,0 +1,284 @@
+"""The joint search over subset, order and cuts for one shape, one reply mode and the serial cost.
+
+Dynamic programming by number of stages. A state is (first node, set of used nodes, last node): its vector u gives, for
+every layer a, the least cost of having placed ``[0, a)`` on the used nodes except the last, the hop into the last
+included. One min-plus product with the last node's span costs closes its stage; adding a hop opens the next. States
+reached by different orders merge element-wise, which is what turns k! orders into subsets.
+
+Each element is dropped once its cost plus the walk bound reaches the incumbent, so a level holds only what could still
+win. Interchangeable nodes (equal costs, memory and hops) are used in id order. The work is counted in expanded states;
+when it runs out, the states with the worst bounds are dropped and the least dropped bound becomes the certificate. The
+same input and budget therefore give the same answer on every machine.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.planner.bounds import WalkBounds
+from coordinator.planner.cost import Matrix
+from coordinator.planner.span_costs import INFINITE, SCALE, HopArrays
+
+CHUNK_ELEMENTS = 400_000
+MAX_SEARCH_NODES = 62
+"""Used-node sets are bits of one int64."""
+Mask = NDArray[np.bool_]
+
+
+@dataclass
+class Budget:
+    """States that may still be expanded, and how many were. Shared by all searches of one planning call."""
+
+    left: int
+    expanded: int = 0
+
+    def take(self, count: int) -> None:
+        """Account for ``count`` expanded states."""
+        self.left -= count
+        self.expanded += count
+
+
+@dataclass(frozen=True)
+class OrderedProblem:
+    """One shape and reply mode. ``must`` and ``starts`` carry the operator's wishes; indices are capacity order."""
+
+    cost: Matrix
+    hops: HopArrays
+    bounds: WalkBounds
+    twins: Matrix
+    """``twins[n]`` = the interchangeable node that must be used before n, or −1."""
+    starts: tuple[int, ...]
+    must: int = 0
+    minimum_stages: int = 1
+    period_limit_us: int | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.cost.shape[0])
+
+
+@dataclass
+class Level:
+    """States with equally many nodes, sorted by (first, used, last). ``open_cost`` is u, ``closed`` the cost after."""
+
+    first: Matrix
+    used: Matrix
+    last: Matrix
+    open_cost: Matrix
+    bound: Matrix
+    closed: Matrix | None = None
+    total: Matrix | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of states."""
+        return int(self.first.shape[0])
+
+    def subset(self, keep: Matrix | Mask) -> "Level":
+        """The states ``keep`` selects, in order."""
+        return Level(self.first[keep], self.used[keep], self.last[keep], self.open_cost[keep], self.bound[keep])
+
+
+@dataclass
+class Outcome:
+    """``best`` is the scaled cost of the best plan found (``INFINITE`` = none), ``lower`` a bound on any plan's.
+
+    ``levels`` keeps the states for ``ties``; ``sequence`` and ``cuts`` describe the plan.
+    """
+
+    best: int
+    lower: int
+    sequence: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
+    levels: list[Level] = field(default_factory=list)
+
+
+def search(
+    problem: OrderedProblem, upper: int, budget: Budget, *, width: int | None = None, ties: bool = False
+) -> Outcome:
+    """Best plan of cost < ``upper`` (≤ with ``ties``, and then all states of such plans are kept).
+
+    ``width`` bounds the states of a level (a beam). The outcome's ``lower`` accounts for everything dropped.
+    """
+    limit = upper + 1 if ties else upper
+    outcome = Outcome(INFINITE, INFINITE)
+    level = _roots(problem, limit)
+    for stages in range(1, min(problem.nodes, problem.cost.shape[1] - 1) + 1):
+        level = _trim(level, outcome, budget, width)
+        if level.size == 0:
+            break
+        budget.take(level.size)
+        outcome.levels.append(level)
+        _close(problem, level)
+        _record(problem, level, stages, outcome)
+        if not ties:
+            limit = min(limit, outcome.best)
+        level = _children(problem, level, limit)
+    outcome.lower = min(outcome.lower, max(outcome.best, 0), upper)
+    return outcome
+
+
+def _roots(problem: OrderedProblem, limit: int) -> Level:
+    starts = np.array([n for n in problem.starts if problem.twins[n] < 0 or len(problem.starts) == 1], dtype=np.int64)
+    open_cost = np.full((len(starts), problem.cost.shape[1]), INFINITE, dtype=np.int64)
+    open_cost[:, 0] = 0
+    spare = int(problem.bounds.prices.sum())
+    bound = problem.bounds.gin[starts, starts, 0] + problem.bounds.prices[starts] - spare
+    level = Level(starts, np.left_shift(np.int64(1), starts), starts, open_cost, bound)
+    return level.subset(bound < limit)
+
+
+def _trim(level: Level, outcome: Outcome, budget: Budget, width: int | None) -> Level:
+    room = max(0, budget.left) if width is None else min(width, max(0, budget.left))
+    if level.size <= room:
+        return level
+    order = np.argsort(level.bound, kind="stable")
+    dropped = level.bound[order[room:]]
+    outcome.lower = min(outcome.lower, int(dropped.min()))
+    return level.subset(np.sort(order[:room]))
+
+
+def _close(problem: OrderedProblem, level: Level) -> None:
+    """Fill ``closed`` (the last node's stage ends at each layer) and ``total`` (it ends at the last layer and replies)."""
+    level.closed = np.full_like(level.open_cost, INFINITE)
+    for node in np.unique(level.last):
+        rows = np.flatnonzero(level.last == node)
+        level.closed[rows] = min_plus(level.open_cost[rows], problem.cost[node])
+    reply = problem.hops.final[level.last, level.first]
+    level.total = np.minimum(level.closed[:, -1] + reply, INFINITE)
+
+
+def min_plus(vectors: Matrix, matrix: Matrix) -> Matrix:
+    """``out[i, b] = min over a of vectors[i, a] + matrix[a, b]``, capped at ``INFINITE``; looks at finite parts only."""
+    out: Matrix = np.full((vectors.shape[0], matrix.shape[1]), INFINITE, dtype=np.int64)
+    begins = np.flatnonzero((vectors.min(axis=0) < INFINITE) & (matrix.min(axis=1) < INFINITE))
+    if begins.size == 0:
+        return out
+    block = matrix[begins]
+    ends = np.flatnonzero(block.min(axis=0) < INFINITE)
+    if ends.size == 0:
+        return out
+    low, high = int(ends[0]), int(ends[-1]) + 1
+    block = np.ascontiguousarray(block[:, low:high])
+    chosen = np.ascontiguousarray(vectors[:, begins])
+    step = max(1, CHUNK_ELEMENTS // block.size)
+    for start in range(0, chosen.shape[0], step):
+        part = chosen[start : start + step, :, None] + block[None]
+        out[start : start + step, low:high] = np.minimum(part.min(axis=1), INFINITE)
+    return out
+
+
+def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome) -> None:
+    assert level.total is not None
+    if stages < problem.minimum_stages:
+        return
+    total = level.total
+    if problem.must:
+        total = np.where((level.used & problem.must) == problem.must, total, INFINITE)
+    row = int(total.argmin())
+    if int(total[row]) < outcome.best:
+        outcome.best = int(total[row])
+        outcome.sequence, outcome.cuts = trace(problem, outcome.levels, row)
+
+
+def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
+    """Every state one hop further that may still beat ``limit``; equal states merged."""
+    assert level.closed is not None
+    nodes = np.arange(problem.nodes)
+    free: Mask = np.equal((level.used[:, None] >> nodes[None, :]) & 1, 0)
+    twins = np.maximum(problem.twins, 0)
+    free &= np.less(problem.twins, 0)[None, :] | np.equal((level.used[:, None] >> twins[None, :]) & 1, 1)
+    free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
+    rows, heirs = np.nonzero(free)
+    step = max(1, CHUNK_ELEMENTS // level.open_cost.shape[1])
+    parts = [
+        _offspring(problem, level, rows[start : start + step], heirs[start : start + step], limit)
+        for start in range(0, rows.size, step)
+    ]
+    if not parts:
+        return level.subset(np.zeros(0, dtype=np.int64))
+    return _merge(parts)
+
+
+def _offspring(problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int) -> Level:
+    assert level.closed is not None
+    first, last = level.first[rows], level.last[rows]
+    lead = first if problem.hops.arc.shape[0] > 1 else np.zeros_like(first)
+    open_cost = level.closed[rows] + problem.hops.arc[lead, last, heirs][:, None]
+    used = level.used[rows] | np.left_shift(np.int64(1), heirs)
+    spare = _spare(used, problem.bounds.prices)
+    estimate = open_cost + problem.bounds.gin[first, heirs] - spare[:, None]
+    open_cost[estimate >= limit] = INFINITE
+    bound = np.where(open_cost < INFINITE, estimate, INFINITE).min(axis=1)
+    keep = np.flatnonzero(bound < limit)
+    return Level(first[keep], used[keep], heirs[keep], open_cost[keep], bound[keep])
+
+
+def _merge(parts: list[Level]) -> Level:
+    first = np.concatenate([part.first for part in parts])
+    used = np.concatenate([part.used for part in parts])
+    last = np.concatenate([part.last for part in parts])
+    open_cost = np.concatenate([part.open_cost for part in parts])
+    bound = np.concatenate([part.bound for part in parts])
+    if first.size == 0:
+        return Level(first, used, last, open_cost, bound)
+    order = np.lexsort((last, used, first))
+    first, used, last = first[order], used[order], last[order]
+    fresh = np.ones(first.size, dtype=bool)
+    fresh[1:] = (first[1:] != first[:-1]) | (used[1:] != used[:-1]) | (last[1:] != last[:-1])
+    starts = np.flatnonzero(fresh)
+    return Level(
+        first[starts],
+        used[starts],
+        last[starts],
+        np.minimum.reduceat(open_cost[order], starts, axis=0),
+        np.minimum.reduceat(bound[order], starts),
+    )
+
+
+def _spare(used: Matrix, prices: Matrix) -> Matrix:
+    """Σ of the prices of unused nodes per state."""
+    if not prices.any():
+        return np.zeros(used.shape[0], dtype=np.int64)
+    bits = (used[:, None] >> np.arange(prices.shape[0])[None, :]) & 1
+    spare: Matrix = ((1 - bits) * prices[None, :]).sum(axis=1)
+    return spare
+
+
+def trace(problem: OrderedProblem, levels: list[Level], row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Nodes in stage order and cuts of the plan that state ``row`` of the last level completes."""
+    depth = len(levels) - 1
+    layer = problem.cost.shape[1] - 1
+    sequence, cuts = [], [layer]
+    level, state = levels[depth], row
+    while True:
+        node = int(level.last[state])
+        sequence.append(node)
+        spans = level.open_cost[state] + problem.cost[node][:, layer]
+        layer = int(spans.argmin())
+        cuts.append(layer)
+        if depth == 0:
+            return tuple(reversed(sequence)), tuple(reversed(cuts))
+        state = parents(problem, levels[depth - 1], level, state, layer)[0]
+        depth -= 1
+        level = levels[depth]
+
+
+def parents(problem: OrderedProblem, above: Level, level: Level, state: int, layer: int) -> list[int]:
+    """States of the level above from which ``state``'s cost at ``layer`` was reached; never empty."""
+    assert above.closed is not None
+    node, first = int(level.last[state]), int(level.first[state])
+    rest = int(level.used[state]) & ~(1 << node)
+    lead = first if problem.hops.arc.shape[0] > 1 else 0
+    rows = np.flatnonzero((above.used == rest) & (above.first == first))
+    reached = above.closed[rows, layer] + problem.hops.arc[lead, above.last[rows], node]
+    found = [int(row) for row in rows[reached == level.open_cost[state, layer]]]
+    assert found, "a state without the state it came from"
+    return found
+
+
+def stage_scale(cost: int) -> int:
+    """Whole microseconds of a scaled cost."""
+    return cost // SCALE

@@ -1,0 +1,71 @@
+"""``plan``: the planner's one entry point."""
+
+from collections.abc import Callable
+
+from coordinator.planner.assemble import assemble
+from coordinator.planner.capacity import choose_capacity
+from coordinator.planner.instance import Instance, prepare
+from coordinator.planner.locked import check_locked
+from coordinator.planner.memory import Shape, candidate_shapes
+from coordinator.planner.modelled import choose_interactive, searcher_for
+from coordinator.planner.ordered import Budget
+from coordinator.planner.participants import participant_set_hash
+from coordinator.planner.plan import Plan, PlanRefused, SearchCertificate
+from coordinator.planner.problem import PlanningProblem
+from coordinator.planner.refusal import no_valid_topology, target_missed
+from coordinator.planner.validate import check_problem, missing_facts
+
+STATES_PER_MS = 60
+"""How many states of 95 layers the search expands per millisecond of budget; the constant that makes a time of a count."""
+
+
+def plan(problem: PlanningProblem, *, clock_us: Callable[[], int] | None = None) -> Plan | PlanRefused:
+    """Place ``problem.model``. ``InvalidProblem`` for absurd input, ``PlanRefused`` for an honest no."""
+    check_problem(problem)
+    began = clock_us() if clock_us else 0
+    refused = missing_facts(problem)
+    if refused:
+        return refused
+    shapes = candidate_shapes(problem.model.native_context_length, problem.request)
+    if isinstance(shapes, PlanRefused):
+        return shapes
+    instance = prepare(problem)
+    digest = participant_set_hash(problem)
+
+    def elapsed_ms() -> int:
+        return (clock_us() - began) // 1_000 if clock_us else 0
+
+    if problem.request.locked is not None:
+        located = check_locked(instance, shapes, problem.request.locked)
+        if isinstance(located, PlanRefused):
+            return located
+        certificate = SearchCertificate(proven_optimal=False, gap=None, expanded=0, elapsed_ms=elapsed_ms())
+        return _judge(assemble(instance, located, "locked", certificate, digest), problem.request.policy)
+    return _search(instance, shapes, digest, elapsed_ms)
+
+
+def _search(
+    instance: Instance, shapes: tuple[Shape, ...], digest: str, elapsed_ms: Callable[[], int]
+) -> Plan | PlanRefused:
+    request = instance.problem.request
+    budget = Budget(request.search_budget_ms * STATES_PER_MS)
+    if request.objective != "capacity":
+        searcher = searcher_for(instance, budget)
+        choice = None if searcher is None else choose_interactive(searcher, shapes)
+        if choice is not None:
+            certificate = SearchCertificate(choice.proven, choice.gap, budget.expanded, elapsed_ms())
+            return _judge(
+                assemble(instance, choice.candidate, "performance_aware", certificate, digest), request.policy
+            )
+    placed = choose_capacity(instance, shapes)
+    if placed is None:
+        return no_valid_topology(instance, shapes)
+    certificate = SearchCertificate(
+        proven_optimal=False, gap=None, expanded=budget.expanded + placed.examined, elapsed_ms=elapsed_ms()
+    )
+    return _judge(assemble(instance, placed.candidate, "capacity_only", certificate, digest), request.policy)
+
+
+def _judge(found: Plan, policy: str) -> Plan | PlanRefused:
+    """Policy ``must_meet_target`` takes nothing that is not shown to meet it."""
+    return target_missed(found) if policy == "must_meet_target" and found.target.met is not True else found
