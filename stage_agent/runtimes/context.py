@@ -1,0 +1,29 @@
+"""What a runtime may know of the node it runs on."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.ballots import StageAssignment
+from protocol.fencing import PlanEpoch
+from stage_agent.runtimes.budget import StartBudget
+from stage_agent.runtimes.interface import StageLink
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """Given to the factory by the driver, once per runtime."""
+
+    tasks: asyncio.TaskGroup
+    """Owns the runtime's background tasks; they end with ``unload``."""
+    node_id: str
+    epoch: PlanEpoch
+    """The ballot that this runtime is loaded for."""
+    link: StageLink
+    model_path: Callable[[StageAssignment], Path]
+    """Where this node has the assigned model. Raises ``ModelError``."""
+    peer_address: Callable[[str], str]
+    """``host:port`` of a node id, for engines that dial themselves; "" for an unknown or empty id."""
+    budget: StartBudget
+    """One per slot, kept across runtimes."""

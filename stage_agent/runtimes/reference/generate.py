@@ -1,0 +1,140 @@
+"""Greedy generation at stage 0: prefill in chunks, then one frame per token until the count or a stop token."""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic_ns
+
+from protocol.stage_frame import FLAG_LAST_CHUNK, FrameKind, StageFrame
+from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted
+from stage_agent.runtimes.reference.runtime import ReferenceRuntime
+
+PREFILL_CHUNK_TOKENS = 256
+
+
+class Generator:
+    """Answers requests through one loaded ``ReferenceRuntime`` that is stage 0; at most its lanes at a time."""
+
+    def __init__(self, runtime: ReferenceRuntime) -> None:
+        self._runtime = runtime
+        self._lanes: asyncio.Semaphore | None = None
+        self._last_request_id = 0
+
+    async def generate(
+        self,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        stop_tokens: frozenset[int] = frozenset(),
+        on_token: Callable[[int], None] = lambda _: None,
+    ) -> Generation:
+        """Up to ``max_new_tokens`` tokens after ``prompt``; the stop token is included. Raises ``GenerationInterrupted``.
+
+        Deterministic: the same prompt gives the same tokens however the model is split.
+        """
+        assignment, decoder = self._runtime.serving
+        _check(prompt, max_new_tokens, decoder.vocabulary, assignment.context_length)
+        if self._lanes is None:  # a runtime keeps its lanes for life
+            self._lanes = asyncio.Semaphore(max(1, assignment.lanes))
+        async with self._lanes:
+            assignment, _ = self._runtime.serving
+            self._last_request_id = max(self._last_request_id + 1, assignment.first_request_id)
+            request = _Request(self._runtime, self._last_request_id, prompt)
+            try:
+                return await request.run(max_new_tokens, stop_tokens, on_token)
+            finally:
+                await request.end()
+
+
+class _Request:
+    """One flow. Request and session are numbered alike: nothing is continued across requests."""
+
+    def __init__(self, runtime: ReferenceRuntime, number: int, prompt: tuple[int, ...]) -> None:
+        self._runtime = runtime
+        self._number = number
+        self._prompt = prompt
+        self._step = 0
+
+    async def run(
+        self, max_new_tokens: int, stop_tokens: frozenset[int], on_token: Callable[[int], None]
+    ) -> Generation:
+        started_us = _now_us()
+        token = await self._prefill()
+        first_us = previous_us = _now_us()
+        tokens, token_us = [token], []
+        on_token(token)
+        while len(tokens) < max_new_tokens and token not in stop_tokens:
+            self._step += 1
+            token = await self._predict([self._frame(FrameKind.DECODE, len(self._prompt) + self._step - 1, (token,))])
+            now_us = _now_us()
+            token_us.append(now_us - previous_us)
+            previous_us = now_us
+            tokens.append(token)
+            on_token(token)
+        return Generation(tuple(tokens), first_us - started_us, tuple(token_us))
+
+    async def end(self) -> None:
+        """Free the caches, here and downstream, also when the request failed."""
+        frame = self._frame(FrameKind.DISCARD, 0, ())
+        self._runtime.requests.forget(frame.request_epoch)
+        await self._runtime.discard(frame)
+
+    async def _prefill(self) -> int:
+        size = PREFILL_CHUNK_TOKENS
+        chunks = [(start, self._prompt[start : start + size]) for start in range(0, len(self._prompt), size)]
+        return await self._predict(
+            [
+                self._frame(
+                    FrameKind.PREFILL, start, chunk, FLAG_LAST_CHUNK if start + size >= len(self._prompt) else 0
+                )
+                for start, chunk in chunks
+            ]
+        )
+
+    async def _predict(self, frames: list[StageFrame]) -> int:
+        """Run the frames, all of the present step, and wait for its prediction."""
+        awaited = self._runtime.requests.expect(frames[0].request_epoch)
+        try:
+            async with asyncio.timeout(self._runtime.settings.token_timeout_us / 1e6):
+                for frame in frames:
+                    if awaited.done():
+                        break
+                    await self._runtime.run_own(frame)
+                return await awaited
+        except TimeoutError:
+            message = "a stage did not answer in time; send the request again"
+            raise GenerationInterrupted("timeout", message, retriable=True) from None
+        finally:
+            if awaited.done() and not awaited.cancelled():
+                awaited.exception()  # retrieved, also when an earlier frame's error is the one that is raised
+            awaited.cancel()
+
+    def _frame(self, kind: FrameKind, start: int, tokens: tuple[int, ...], marks: int = 0) -> StageFrame:
+        return StageFrame(
+            kind=kind,
+            request_id=self._number,
+            session_id=self._number,
+            pos_start=start,
+            token_count=len(tokens),
+            marks=marks,
+            prompt_token_count=len(self._prompt),
+            decode_step=self._step,
+            current_token=tokens[-1] if tokens else -1,
+            token_ids=tokens,
+        )
+
+
+def _check(prompt: tuple[int, ...], max_new_tokens: int, vocabulary: int, context_length: int) -> None:
+    problem = ""
+    if not prompt or max_new_tokens < 1:
+        problem = "a prompt and at least one new token are needed"
+    elif not vocabulary:
+        problem = "this stage is not stage 0"
+    elif not all(0 <= token < vocabulary for token in prompt):
+        problem = f"token ids must be between 0 and {vocabulary - 1}"
+    elif len(prompt) + max_new_tokens > context_length:
+        problem = f"{len(prompt)} prompt and {max_new_tokens} new tokens are over the context of {context_length}"
+    if problem:
+        raise GenerationInterrupted("invalid_request", problem, retriable=False)
+
+
+def _now_us() -> int:
+    return monotonic_ns() // 1_000
