@@ -1,1 +1,1 @@
-"""Plan to prepare, ready, activate, retire; loss and recovery. Pure."""
+"""From a plan to stages that serve: prepare, ready, activate, retire; loss and recovery; pure."""

@@ -1,1 +1,1 @@
-"""Who coordinates, under which term. Pure."""
+"""Who coordinates, under which ballot, and when the view is calm enough to plan; pure."""

@@ -1,0 +1,42 @@
+"""Nodes that refused or failed a stage are left out for a while: 60 s, doubled each time, at most 10 min."""
+
+from coordinator.view import ClusterView
+from protocol.ids import NodeId
+
+FIRST_US = 60_000_000
+LONGEST_US = 600_000_000
+MAX_FAILURES = 16
+
+
+class Culprits:
+    """One slot's memory of who failed it. Bounded by the members of the view."""
+
+    def __init__(self) -> None:
+        self._until_us: dict[NodeId, int] = {}
+        self._failures: dict[NodeId, int] = {}
+        self._reasons: dict[NodeId, str] = {}
+
+    def blame(self, node_id: NodeId, reason: str, now_us: int) -> None:
+        """Leave ``node_id`` out from now on."""
+        failures = self._failures.get(node_id, 0)
+        self._until_us[node_id] = now_us + min(FIRST_US << failures, LONGEST_US)
+        self._failures[node_id] = min(MAX_FAILURES, failures + 1)
+        self._reasons[node_id] = reason
+
+    def absolve(self, node_id: NodeId) -> None:
+        """It took part in a plan that became active."""
+        for memory in (self._until_us, self._failures, self._reasons):
+            memory.pop(node_id, None)
+
+    def current(self, now_us: int) -> dict[NodeId, str]:
+        """Who is left out now, and why."""
+        return {node_id: self._reasons[node_id] for node_id, until in self._until_us.items() if now_us < until}
+
+    def next_deadline(self, now_us: int) -> int | None:
+        """When the next one may be tried again."""
+        return min((until for until in self._until_us.values() if until > now_us), default=None)
+
+    def forget_absent(self, view: ClusterView) -> None:
+        """Members that no longer exist need no memory."""
+        for node_id in [known for known in self._until_us if known not in view.members]:
+            self.absolve(node_id)

@@ -1,0 +1,78 @@
+"""What one slot is told: the wish, the settings it reads, and what the coordinator knows at one step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from coordinator.assignment.running import RunningPlan
+from coordinator.model.package import ModelPackage
+from coordinator.planner.problem import Calibration, LockedTopology
+from coordinator.view import ClusterView, ProblemTerms
+from protocol.ids import NodeId, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModelSpec:
+    """An operator's wish. Higher ``priority`` is placed first; ``locked`` is an exact split, never moved."""
+
+    slot: Slot
+    source: str
+    package: ModelPackage
+    priority: int = 0
+    locked: LockedTopology | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSettings:
+    """The sections a slot reads."""
+
+    election: ElectionSettings
+    assignment: AssignmentSettings
+    replan: ReplanSettings
+    planner: PlannerSettings
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the coordinator knows at one step."""
+
+    now_us: int
+    view: ClusterView
+    coordinating: bool
+    settled: bool
+    plannable: frozenset[NodeId]
+    left_out: Mapping[NodeId, str] = field(default_factory=dict)
+    """Connected members that may not be planned now, and why."""
+    excluded: frozenset[NodeId] = frozenset()
+    held_bytes: Mapping[NodeId, int] = field(default_factory=dict)
+    may_start: bool = True
+    """No other slot is planning or migrating."""
+    force: bool = False
+    pin_stage0: str = ""
+
+
+def problem_terms(
+    spec: ServedModelSpec,
+    settings: SlotSettings,
+    moment: Moment,
+    culprits: Mapping[NodeId, str],
+    *,
+    running: RunningPlan | None,
+    shape: RunningPlan | None,
+) -> ProblemTerms:
+    """What the planner is asked; ``shape`` asks for exactly that split, context and lanes."""
+    excluded = {**moment.left_out, **culprits, **dict.fromkeys(moment.excluded, "excluded")}
+    return ProblemTerms(
+        model=spec.package,
+        planner=settings.planner,
+        calibration=settings.calibration,
+        minimum_nodes=settings.election.minimum_nodes,
+        excluded=excluded,
+        held_bytes=moment.held_bytes,
+        locked=spec.locked if shape is None else shape.topology(),
+        incumbent=() if running is None else running.nodes,
+        context_length=None if shape is None else shape.context_length,
+        parallel_lanes=None if shape is None else shape.lanes,
+        pin_stage0=moment.pin_stage0 or None,
+    )

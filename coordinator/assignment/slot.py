@@ -1,0 +1,386 @@
+"""One served model: from a wish to stages that serve, and back again when they are lost.
+
+Level-triggered: every input updates what is known, then ``step`` looks at everything and does what is due. In order:
+
+1. An attempt in flight is driven; its outcome becomes the running plan, or back-off and culprits.
+2. The running plan is watched: adopted from rows when unknown, dropped when a higher ballot serves, routed while every
+   stage is there, kept alive, and declared broken the moment an agent's own word says so.
+3. A planning round starts when one is needed and nothing forbids it:
+   *initial*: no plan, view settled; *broken*: ``loss_replan_delay_us`` after the loss, without waiting for the barrier,
+   but waiting for survivors that are connected and not yet plannable again; *changed*: the participant hash differs, the
+   view is settled, the running plan has dwelt. An unchanged hash starts nothing.
+4. A broken plan without replacement is withdrawn ``withdraw_grace_us`` after the loss; a locked one is never replaced.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Literal
+
+from coordinator.assignment.attempt import Attempt, AttemptFailed
+from coordinator.assignment.culprits import Culprits
+from coordinator.assignment.effects import (
+    Decided,
+    Decision,
+    DecisionKind,
+    Effect,
+    PersistTerm,
+    Publish,
+)
+from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings, problem_terms
+from coordinator.assignment.needs import need_of
+from coordinator.assignment.rounds import Conclusion, Judgement, Need, PlanningRound, timeless_hash
+from coordinator.assignment.running import RunningPlan
+from coordinator.assignment.upkeep import retire_all, retire_left_out
+from coordinator.assignment.watch import PlanWatch
+from coordinator.election.campaign import Campaign
+from coordinator.planner.participants import participant_set_hash
+from coordinator.planner.plan import Plan, PlanRefused
+from coordinator.planner.problem import LockedTopology
+from coordinator.replan import Observation, must_roll_back
+from coordinator.view import SignalQuantiser, build_problem
+from protocol.ballots import BallotReply
+from protocol.ids import NodeId, Term
+
+CHECK_INTERVAL_US = 1_000_000
+"""Problems are built and hashed at most this often per slot."""
+
+
+class SlotCoordinator:
+    """Owns one slot's plan while this node coordinates, and mirrors it from rows while it does not."""
+
+    def __init__(
+        self,
+        spec: ServedModelSpec,
+        *,
+        self_id: NodeId,
+        settings: SlotSettings,
+        campaign: Campaign,
+        next_request_id: Callable[[], int],
+    ) -> None:
+        self.spec = spec
+        self.watch: Final = PlanWatch(settings.election)
+        self.attempt: Attempt | None = None
+        self.round: PlanningRound | None = None
+        self.refused: PlanRefused | None = None
+        self.withdrawn = False
+        self.participant_hash = ""
+        """Of the last concluded round: while it stays the same there is no other round."""
+        self.observed: Observation | None = None
+        self._self_id: Final = self_id
+        self._settings: Final = settings
+        self._campaign: Final = campaign
+        self._next_request_id: Final = next_request_id
+        self._culprits: Final = Culprits()
+        self._quantiser: Final = SignalQuantiser()
+        self._rejected: set[str] = set()
+        self._term_persisted = False
+        self._attempt_round: tuple[str, bool] = ("", False)
+        self._planned_timeless = ""
+        self._refused_hash = ""
+        self._deferred = False
+        self._round_not_before_us = 0
+        self._recheck_at_us: int | None = None
+        self._check_at_us = 0
+        self._baseline_tpot_us: int | None = None
+
+    # ------------------------------------------------------------------ what others read
+
+    @property
+    def busy(self) -> bool:
+        """Planning or migrating."""
+        return self.attempt is not None or self.round is not None
+
+    @property
+    def routable(self) -> bool:
+        """Every stage serves, stage 0 included."""
+        return self.watch.whole and not (self.attempt is not None and self.attempt.broke_first)
+
+    @property
+    def running(self) -> RunningPlan | None:
+        """The plan that serves, or did until it broke."""
+        return self.watch.running
+
+    def held_bytes(self) -> dict[NodeId, int]:
+        """What this slot's plan, or the one being placed, needs per node."""
+        held: dict[NodeId, int] = {}
+        if self.running is not None:
+            for stage in self.running.stages:
+                held[stage.node_id] = stage.required_bytes
+        if self.attempt is not None:
+            for planned in self.attempt.plan.stages:
+                node_id = NodeId(planned.node_id)
+                held[node_id] = max(held.get(node_id, 0), planned.required_bytes)
+        return held
+
+    # ------------------------------------------------------------------ inputs
+
+    def step(self, moment: Moment) -> list[Effect]:
+        """Do what is due."""
+        self._culprits.forget_absent(moment.view)
+        if not moment.coordinating:
+            return self._stand_by(moment)
+        effects = self._drive(moment)
+        broke_first = self.attempt is not None and self.attempt.broke_first
+        migrating = self.attempt is not None
+        effects += self.watch.attend(self.spec, moment, migrating=migrating, broke_first=broke_first)
+        effects += self._follow_health(moment)
+        return effects + self._consider(moment)
+
+    def on_reply(self, sender: NodeId, message: BallotReply, moment: Moment) -> list[Effect]:
+        """An agent's answer to the attempt in flight."""
+        if self.attempt is None:
+            return []
+        return self.attempt.on_reply(sender, message, moment.now_us) + self._after_attempt(moment)
+
+    def on_term_persisted(self, term: Term, moment: Moment) -> list[Effect]:
+        """The attempt that waited for its term may speak."""
+        if self.attempt is None or self._term_persisted or term < self.attempt.ballot.term:
+            return []
+        self._term_persisted = True
+        return self.attempt.start(moment.now_us)
+
+    def on_planned(self, request_id: int, result: Plan | PlanRefused, moment: Moment) -> list[Effect]:
+        """The planner's answer; ignored when the round it belongs to is over."""
+        if self.round is None or not self.round.owns(request_id):
+            return []
+        now_us, running = moment.now_us, self.running
+        judgement = Judgement(
+            replan=self._settings.replan,
+            assignment=self._settings.assignment,
+            active_for_us=0 if running is None else now_us - running.active_since_us,
+            observed=self.observed,
+            missing_bytes={NodeId(node.node_id): node.missing_bytes or 0 for node in self.round.problem.participants},
+            rejected=frozenset(self._rejected),
+        )
+        answer = self.round.on_planned(request_id, result, judge_with=judgement)
+        if not isinstance(answer, Conclusion):
+            return list(answer)
+        concluded, self.round = self.round, None
+        return self._conclude(concluded, answer, moment)
+
+    def respecify(self, spec: ServedModelSpec) -> None:
+        """The same model with another source, priority or lock."""
+        self.spec = replace(spec, locked=spec.locked or self.spec.locked)
+
+    def lock(self, topology: LockedTopology | None) -> None:
+        """An operator's exact split, or freedom again."""
+        self.spec = replace(self.spec, locked=topology)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Forget what was considered or refused: the next step may start a round."""
+        self.participant_hash, self._refused_hash, self._round_not_before_us = "", "", 0
+
+    def validate(self) -> None:
+        """Internal invariants; asserts."""
+        assert self.attempt is None or self.round is None, "planning and migrating at once"
+        if self.attempt is not None:
+            assert self.attempt.outcome is None, "a finished attempt was not taken note of"
+
+    def withdraw(self, reason: str, moment: Moment) -> list[Effect]:
+        """Stop serving everywhere: not wanted any more, or broken for too long."""
+        effects: list[Effect] = []
+        if self.attempt is not None:
+            effects += self.attempt.give_up(reason, moment.now_us)
+        self.attempt, self.round = None, None
+        running = self.running
+        if running is not None:
+            effects += self.watch.route(None, running)
+            effects += retire_all(running, self._campaign.claim(), reason)
+            effects.append(Publish(self.spec.slot, running.ballot, running.ballot.term, "withdrawn", None))
+            effects.append(self._decided(moment, "withdrawn", reason, old=running.plan_hash))
+            self.withdrawn = True
+        self.watch.replace(None)
+        return effects
+
+    def next_deadline(self, now_us: int) -> int | None:
+        """When ``step`` has something new to do."""
+        due = [self.watch.keepalive_at_us, self._check_at_us, self._campaign.not_before_us, self._round_not_before_us]
+        if self.attempt is not None and self._term_persisted:
+            due.append(self.attempt.next_deadline() or 0)
+        if self.watch.broken_since_us is not None:
+            assignment = self._settings.assignment
+            due.append(self.watch.broken_since_us + assignment.loss_replan_delay_us)
+            due.append(self.watch.broken_since_us + assignment.withdraw_grace_us)
+        if self._recheck_at_us is not None:
+            due.append(self._recheck_at_us)
+        due.append(self._culprits.next_deadline(now_us) or 0)
+        return min((moment for moment in due if moment > now_us), default=None)
+
+    def _stand_by(self, moment: Moment) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.attempt is not None:
+            effects = self.attempt.give_up("another node coordinates", moment.now_us)
+        self.attempt, self.round, self._deferred = None, None, False
+        self.watch.mirror(self.spec, moment)
+        return effects
+
+    # ------------------------------------------------------------------ the attempt
+
+    def _drive(self, moment: Moment) -> list[Effect]:
+        if self.attempt is None or not self._term_persisted:
+            return []
+        effects = self.attempt.on_view(moment.view, moment.now_us)
+        effects += self.attempt.on_timer(moment.now_us)
+        return effects + self._after_attempt(moment)
+
+    def _after_attempt(self, moment: Moment) -> list[Effect]:
+        attempt = self.attempt
+        if attempt is None or attempt.outcome is None:
+            return []
+        self.attempt = None
+        if isinstance(attempt.outcome, AttemptFailed):
+            return self._failed(attempt, attempt.outcome, moment)
+        return self._activated(attempt.outcome, moment)
+
+    def _failed(self, attempt: Attempt, failed: AttemptFailed, moment: Moment) -> list[Effect]:
+        for node_id in failed.culprits:
+            self._culprits.blame(node_id, failed.reason, moment.now_us)
+        self._campaign.learn(failed.learned_term)
+        self._campaign.refused(moment.now_us, failed.retry_after_us, contested=failed.contested)
+        return [self._decided(moment, "attempt_failed", failed.reason, new=attempt.plan.plan_hash)]
+
+    def _activated(self, outcome: RunningPlan, moment: Moment) -> list[Effect]:
+        old = self.running
+        participant_hash, moved_by_timing = self._attempt_round
+        self.watch.replace(replace(outcome, rollback=old if moved_by_timing else None))
+        self.participant_hash, self.refused, self.withdrawn = participant_hash, None, False
+        self._baseline_tpot_us = self.observed.tpot_us if self.observed is not None else None
+        self.observed, self._deferred = None, False
+        self._recheck_at_us = None
+        self._campaign.succeeded()
+        for node_id in outcome.nodes:
+            self._culprits.absolve(node_id)
+        effects: list[Effect] = [] if old is None else retire_left_out(old, outcome)
+        effects.append(Publish(self.spec.slot, outcome.ballot, outcome.ballot.term, "serving", outcome.plan))
+        old_hash = "" if old is None else old.plan_hash
+        return [*effects, self._decided(moment, "activated", "every stage serves", old=old_hash, new=outcome.plan_hash)]
+
+    def _follow_health(self, moment: Moment) -> list[Effect]:
+        """Blame what failed in a live process; withdraw what has been broken for too long."""
+        since_us = self.watch.broken_since_us
+        if since_us is None:
+            return []
+        if since_us == moment.now_us:
+            self._deferred = False
+            for node_id, why in self.watch.health.lost.items():
+                if why in {"stage_failed", "not_serving"}:
+                    self._culprits.blame(node_id, why, moment.now_us)
+        if self.busy or moment.now_us < since_us + self._settings.assignment.withdraw_grace_us:
+            return []
+        return self.withdraw("no replacement within the grace", moment)
+
+    # ------------------------------------------------------------------ planning
+
+    def _consider(self, moment: Moment) -> list[Effect]:
+        now_us = moment.now_us
+        blocked = self.busy or not moment.may_start or now_us < self._campaign.not_before_us
+        if blocked or now_us < self._check_at_us:
+            return []
+        need = self._need(moment)
+        if need is None:
+            return []
+        if need == "deferred":
+            if self._deferred:
+                return []
+            self._deferred = True
+            return [self._decided(moment, "deferred", "a surviving stage's node is not settled yet")]
+        self._check_at_us = now_us + CHECK_INTERVAL_US
+        rollback = self.running.rollback if self.running is not None and need == "rollback" else None
+        culprits = self._culprits.current(now_us)
+        terms = problem_terms(self.spec, self._settings, moment, culprits, running=self.running, shape=rollback)
+        problem = build_problem(moment.view, terms, self._quantiser)
+        participant_hash = participant_set_hash(problem)
+        if need in {"initial", "broken"} and participant_hash == self._refused_hash:
+            return []
+        recheck = self._recheck_at_us is not None and now_us >= self._recheck_at_us
+        evaluated = self.running is not None and self.running.plan is not None
+        if need == "changed" and participant_hash == self.participant_hash and evaluated and not recheck:
+            return []
+        self._round_not_before_us = now_us + self._settings.assignment.replan_spacing_us
+        if participant_hash != self.participant_hash:
+            self._rejected.clear()
+        self.round = PlanningRound(
+            slot=self.spec.slot,
+            need=need,
+            problem=problem,
+            running=self.running,
+            next_request_id=self._next_request_id,
+            timings_only=timeless_hash(problem) == self._planned_timeless,
+        )
+        return list(self.round.start())
+
+    def _need(self, moment: Moment) -> Need | Literal["deferred"] | None:
+        return need_of(
+            self.watch,
+            self.spec.locked,
+            self._settings.assignment,
+            moment,
+            rollback_due=self._rollback_due(),
+            round_not_before_us=self._round_not_before_us,
+        )
+
+    def _rollback_due(self) -> bool:
+        running = self.running
+        if running is None or running.rollback is None or self.observed is None or self._baseline_tpot_us is None:
+            return False
+        return must_roll_back(self._settings.replan, before_tpot_us=self._baseline_tpot_us, observed=self.observed)
+
+    def _conclude(self, concluded: PlanningRound, answer: Conclusion, moment: Moment) -> list[Effect]:
+        now_us = moment.now_us
+        if answer.current is not None and self.running is not None:
+            self.watch.running = replace(self.running, plan=answer.current)
+        if answer.plan is not None:
+            return self._place(concluded, answer, answer.plan, moment)
+        if answer.refused is not None:
+            self.refused, self._refused_hash = answer.refused, concluded.participant_hash
+            if self.running is not None and not self.watch.health.broken:
+                self.participant_hash = concluded.participant_hash
+            return [self._decided(moment, "refused", f"{answer.refused.code}: {answer.refused.message}")]
+        verdict = answer.verdict
+        assert verdict is not None
+        running = self.running
+        self._recheck_at_us = None
+        if verdict.reason == "dwell" and running is not None:
+            self._recheck_at_us = max(now_us + 1, running.active_since_us + self._settings.replan.min_dwell_us)
+        first = self.participant_hash == ""
+        self.participant_hash, self._planned_timeless = concluded.participant_hash, timeless_hash(concluded.problem)
+        effects: list[Effect] = []
+        if first and running is not None:
+            effects.append(Publish(self.spec.slot, running.ballot, running.ballot.term, "serving", running.plan))
+        old = "" if running is None else running.plan_hash
+        kept = Decision(now_us, self.spec.slot, "kept", verdict.reason, old, old, verdict.gain_us, verdict.cost_us)
+        return [*effects, Decided(kept)]
+
+    def _place(self, concluded: PlanningRound, answer: Conclusion, plan: Plan, moment: Moment) -> list[Effect]:
+        if any(NodeId(stage.node_id) not in moment.plannable for stage in plan.stages):
+            return []  # the view moved on while the planner was at work; the next step starts another round
+        running, verdict = self.running, answer.verdict
+        if concluded.need == "rollback" and running is not None:
+            self._rejected.add(running.plan_hash)
+        self.attempt = Attempt(
+            slot=self.spec.slot,
+            source=self.spec.source,
+            ballot=self._campaign.next_ballot(),
+            plan=plan,
+            running=running,
+            settings=self._settings.assignment,
+            force=moment.force,
+        )
+        self._term_persisted = False
+        self._attempt_round = (concluded.participant_hash, answer.moved_by_timing)
+        self._planned_timeless = timeless_hash(concluded.problem)
+        decision = Decision(
+            moment.now_us,
+            self.spec.slot,
+            "rolled_back" if concluded.need == "rollback" else "planned",
+            concluded.need,
+            "" if running is None else running.plan_hash,
+            plan.plan_hash,
+            None if verdict is None else verdict.gain_us,
+            None if verdict is None else verdict.cost_us,
+        )
+        return [PersistTerm(self.attempt.ballot.term), Decided(decision)]
+
+    def _decided(self, moment: Moment, kind: DecisionKind, reason: str, *, old: str = "", new: str = "") -> Decided:
+        return Decided(Decision(moment.now_us, self.spec.slot, kind, reason, old, new))

@@ -1,0 +1,122 @@
+"""Watches one slot's running plan: learns it from rows, routes to it while it is whole, keeps it alive, says when it broke.
+
+A follower uses the same watch to mirror what rows show; only ``attend`` sends anything.
+"""
+
+from typing import Final
+
+from config.settings import ElectionSettings
+from coordinator.assignment.effects import Decided, Decision, Effect, Route
+from coordinator.assignment.moment import Moment, ServedModelSpec
+from coordinator.assignment.running import Health, RunningPlan, adopt, health, shows
+from coordinator.assignment.upkeep import keepalives, retire_foreign
+from protocol.ids import NodeId
+
+
+class PlanWatch:
+    """The running plan and its health. ``broken_since_us`` is set while it cannot serve, or must not for long."""
+
+    def __init__(self, settings: ElectionSettings) -> None:
+        self.running: RunningPlan | None = None
+        self.health = Health()
+        self.broken_since_us: int | None = None
+        self.keepalive_at_us = 0
+        self._settings: Final = settings
+        self._confirmed: set[NodeId] = set()
+        self._routed: Route | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Every stage serves."""
+        return self.running is not None and not self.health.lost
+
+    def replace(self, running: RunningPlan | None) -> None:
+        """Another plan serves now, or none."""
+        self.running, self.health, self.broken_since_us = running, Health(), None
+        self._confirmed.clear()
+
+    def mirror(self, spec: ServedModelSpec, moment: Moment) -> None:
+        """Not coordinating: show what rows say and send nothing."""
+        found = _adoptable(spec, moment)
+        if found is not None and (self.running is None or found.ballot != self.running.ballot):
+            self.replace(found)
+        elif found is None and self.running is not None and not self._anybody_serves(self.running, moment):
+            self.replace(None)
+        self._routed = None
+        self.health = self._judge(moment)
+        if self.running is not None:
+            # Noted for the day this node takes over: a plan that broke before is overdue, not new.
+            self._note_health(self.running, moment)
+
+    def attend(self, spec: ServedModelSpec, moment: Moment, *, migrating: bool, broke_first: bool) -> list[Effect]:
+        """Coordinating: adopt, judge, route, keep alive and clear away."""
+        effects: list[Effect] = []
+        found = _adoptable(spec, moment)
+        newer = found is not None and (self.running is None or found.ballot > self.running.ballot)
+        if newer and not migrating:
+            assert found is not None
+            self.replace(found)
+            decision = Decision(moment.now_us, spec.slot, "adopted", "rows show it serving", new_plan=found.plan_hash)
+            effects.append(Decided(decision))
+        if self.running is None:
+            return effects
+        self.health = self._judge(moment)
+        effects += self._note_health(self.running, moment)
+        cut_off = bool(self.health.lost) or broke_first
+        effects += self.route(None if cut_off else self.running.nodes[0], self.running)
+        if moment.now_us >= self.keepalive_at_us:
+            self.keepalive_at_us = moment.now_us + self._settings.keepalive_us
+            effects += keepalives(self.running)
+            if not self.health.broken and not migrating and moment.settled:
+                effects += retire_foreign(self.running, moment.view)
+        return effects
+
+    def route(self, node_id: NodeId | None, running: RunningPlan) -> list[Effect]:
+        """Say where requests go, once per change."""
+        wanted = Route(running.slot, node_id, running.ballot)
+        if wanted == self._routed or (node_id is None and self._routed is None):
+            return []
+        self._routed = wanted
+        return [wanted]
+
+    def unsure(self, moment: Moment) -> tuple[NodeId, ...]:
+        """Stages whose node is connected and not leaving, but may not be planned (again) yet: wait for them."""
+        if self.running is None:
+            return ()
+        gone = {*self.health.lost, *self.health.leaving}
+        return tuple(
+            node_id for node_id in self.running.nodes if node_id not in gone and node_id not in moment.plannable
+        )
+
+    def _anybody_serves(self, running: RunningPlan, moment: Moment) -> bool:
+        members = (moment.view.members.get(node_id) for node_id in running.nodes)
+        return any(member is not None and member.connected and shows(running, member) for member in members)
+
+    def _judge(self, moment: Moment) -> Health:
+        running = self.running
+        if running is None:
+            return Health()
+        for node_id in running.nodes:
+            member = moment.view.members.get(node_id)
+            if member is not None and shows(running, member):
+                self._confirmed.add(node_id)
+        confirmed = frozenset(self._confirmed)
+        return health(running, moment.view, excluded=moment.excluded, confirmed=confirmed, now_us=moment.now_us)
+
+    def _note_health(self, running: RunningPlan, moment: Moment) -> list[Effect]:
+        if not self.health.broken:
+            self.broken_since_us = None
+            return []
+        if self.broken_since_us is not None:
+            return []
+        self.broken_since_us = moment.now_us
+        reasons = {**self.health.leaving, **self.health.lost}
+        text = ", ".join(f"{node_id}: {why}" for node_id, why in reasons.items())
+        return [Decided(Decision(moment.now_us, running.slot, "broken", text, old_plan=running.plan_hash))]
+
+
+def _adoptable(spec: ServedModelSpec, moment: Moment) -> RunningPlan | None:
+    package = spec.package
+    return adopt(
+        moment.view, spec.slot, model_digest=package.digest, layer_count=package.layer_count, now_us=moment.now_us
+    )

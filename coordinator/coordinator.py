@@ -1,0 +1,310 @@
+"""The dormant coordinator: it wakes while this node is canonical in its own settled view (PROTOCOL §4, §5).
+
+Every node runs one. It keeps the settle barrier, chooses the canonical coordinator, owns this node's terms, and steps one
+``SlotCoordinator`` per served model, highest priority first, against the memory the others leave. Only one slot plans or
+migrates at a time. A node that is not canonical mirrors what rows show and sends nothing, except that it aborts what it
+had begun.
+
+A belief that is wrong does no harm: the agents' fences decide. So the role is kept simple: nobody votes; the view does.
+
+Level-triggered: every input stores what it says and then everything is looked at again, so a lost or repeated input only
+costs time. ``next_deadline`` bounds how long nothing is looked at.
+"""
+
+from collections import deque
+from random import Random
+from typing import Final, assert_never
+
+from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from coordinator.assignment.commands import Exclude, Lock, OperatorCommand, Pin, Replan
+from coordinator.assignment.effects import Decided, Decision, Effect
+from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings
+from coordinator.assignment.slot import SlotCoordinator
+from coordinator.assignment.snapshot import CoordinatorSnapshot, slot_snapshot
+from coordinator.election.campaign import Campaign
+from coordinator.election.canonical import canonical_coordinator, serving_ballot
+from coordinator.election.settle import SettleBarrier
+from coordinator.planner.plan import Plan, PlanRefused
+from coordinator.planner.problem import Calibration
+from coordinator.replan import Observation
+from coordinator.view import ClusterView, MemberFacts
+from protocol.ballots import BallotReply, Nack
+from protocol.ids import Instance, NodeId, Slot, Term
+
+MAX_DECISIONS = 256
+"""Older decisions are forgotten; the driver has seen each as ``Decided``."""
+MAX_SLOTS = 16
+"""As many as an agent can hold; further wishes are refused by an assert in ``serve`` (the command line bounds them)."""
+TICK_US = 1_000_000
+"""While this node coordinates it looks again at least this often."""
+
+
+class Coordinator:
+    """One per node. Single-threaded; every input returns effects."""
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        instance: Instance,
+        last_term: Term,
+        election: ElectionSettings,
+        assignment: AssignmentSettings,
+        replan: ReplanSettings,
+        planner: PlannerSettings,
+        random: Random,
+        now_us: int,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self._node_id: Final = node_id
+        self._election: Final = election
+        self._settings: Final = SlotSettings(
+            election=election,
+            assignment=assignment,
+            replan=replan,
+            planner=planner,
+            calibration=calibration or Calibration(name=planner.calibration),
+        )
+        self._campaign: Final = Campaign(
+            node_id=node_id, instance=instance, last_term=last_term, settings=election, random=random
+        )
+        self._barrier: Final = SettleBarrier(election, now_us)
+        self._view = ClusterView(node_id)
+        self._canonical: NodeId | None = None
+        self._slots: dict[Slot, SlotCoordinator] = {}
+        self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self._excluded: set[NodeId] = {NodeId(name) for name in planner.exclude_nodes}
+        self._pin_coordinator = election.pin_coordinator
+        self._pin_stage0 = ""
+        self._last_request_id = 0
+        self._incumbent_gone_us: int | None = None
+
+    # ------------------------------------------------------------------ inputs
+
+    def on_members(self, members: tuple[MemberFacts, ...], now_us: int) -> list[Effect]:
+        """The membership snapshot changed: state, rows, settled links. Always the whole of it, this node included."""
+        self._view = ClusterView(self._node_id, {member.node_id: member for member in members})
+        self._campaign.learn(self._view.max_term)
+        return self._advance(now_us)
+
+    def on_reply(self, sender: NodeId, message: BallotReply, now_us: int) -> list[Effect]:
+        """An agent answered. A refusal teaches its term whoever it was meant for."""
+        if isinstance(message, Nack):
+            self._campaign.learn(message.promised.term)
+        slot = self._slots.get(Slot(message.slot))
+        if slot is None:
+            return []
+        effects = slot.on_reply(sender, message, self._moment(slot, now_us))
+        return self._noted(effects) + self._advance(now_us)
+
+    def on_planned(self, request_id: int, result: Plan | PlanRefused, now_us: int) -> list[Effect]:
+        """The planner's answer to ``ComputePlan(request_id)``."""
+        effects: list[Effect] = []
+        for slot in self._slots.values():
+            effects += slot.on_planned(request_id, result, self._moment(slot, now_us))
+        return self._noted(effects) + self._advance(now_us)
+
+    def on_term_persisted(self, term: Term, now_us: int) -> list[Effect]:
+        """``PersistTerm(term)`` is durable."""
+        effects: list[Effect] = []
+        for slot in self._slots.values():
+            effects += slot.on_term_persisted(term, self._moment(slot, now_us))
+        return effects + self._advance(now_us)
+
+    def on_observed(self, slot: Slot, observation: Observation, now_us: int) -> list[Effect]:
+        """Measured time per token and traffic of a running plan, for amortisation and roll-back."""
+        if slot in self._slots:
+            self._slots[slot].observed = observation
+        return self._advance(now_us)
+
+    def serve(self, models: tuple[ServedModelSpec, ...], now_us: int) -> list[Effect]:
+        """The whole set of wishes, replacing the one before. A slot that is missing or serves another model is withdrawn."""
+        assert len(models) <= MAX_SLOTS, len(models)
+        effects: list[Effect] = []
+        wanted = {spec.slot: spec for spec in models}
+        for name in [known for known in self._slots if known not in wanted]:
+            ended = self._slots.pop(name)
+            if self._is_coordinator:
+                effects += ended.withdraw("not wanted any more", self._moment(ended, now_us))
+            else:
+                ended.step(self._moment(ended, now_us))
+        for name, spec in wanted.items():
+            known = self._slots.get(name)
+            if known is None:
+                self._slots[name] = self._new_slot(spec)
+            elif known.spec.package.digest != spec.package.digest:
+                if self._is_coordinator:
+                    effects += known.withdraw("another model is wanted", self._moment(known, now_us))
+                self._slots[name] = self._new_slot(spec)
+            else:
+                known.respecify(spec)
+        return self._noted(effects) + self._advance(now_us)
+
+    def on_operator(self, command: OperatorCommand, now_us: int) -> list[Effect]:
+        """An operator's constraint; takes effect with the next step and is recorded."""
+        slot, text = Slot(""), ""
+        match command:
+            case Pin(what="coordinator", node_id=node_id):
+                self._pin_coordinator, text = node_id, f"pin coordinator {node_id}"
+            case Pin(node_id=node_id):
+                self._pin_stage0, text = node_id, f"pin stage 0 {node_id}"
+            case Exclude(node_id=node_id, exclude=exclude):
+                (self._excluded.add if exclude else self._excluded.discard)(node_id)
+                text = f"{'exclude' if exclude else 'include'} {node_id}"
+            case Lock(slot=slot, topology=topology):
+                text = "lock" if topology is not None else "unlock"
+                if slot in self._slots:
+                    self._slots[slot].lock(topology)
+            case Replan(slot=slot):
+                text = "replan"
+                if slot in self._slots:
+                    self._slots[slot].reconsider()
+            case _:
+                assert_never(command)
+        decided = Decided(Decision(now_us, slot, "operator", text))
+        return self._noted([decided]) + self._advance(now_us)
+
+    def on_timer(self, now_us: int) -> list[Effect]:
+        """Time passed; harmless at any moment."""
+        return self._advance(now_us)
+
+    def next_deadline(self, now_us: int) -> int | None:
+        """When to call ``on_timer`` at the latest."""
+        due = [self._barrier.next_deadline(now_us)]
+        if self._is_coordinator:
+            due.append(now_us + TICK_US)
+            due += [slot.next_deadline(now_us) for slot in self._slots.values()]
+        if self._incumbent_gone_us is not None:
+            due.append(self._incumbent_gone_us + self._settings.assignment.loss_replan_delay_us)
+        return min((moment for moment in due if moment is not None and moment > now_us), default=None)
+
+    # ------------------------------------------------------------------ outputs
+
+    @property
+    def _is_coordinator(self) -> bool:
+        return self._canonical == self._node_id
+
+    def snapshot(self, now_us: int) -> CoordinatorSnapshot:
+        """For API, metrics and the own row's ``max_term``."""
+        settled = self._barrier.settled(now_us)
+        return CoordinatorSnapshot(
+            role="coordinator" if self._is_coordinator else "follower",
+            canonical=self._canonical,
+            term=self._campaign.term,
+            settled=settled,
+            left_out=self._left_out(now_us),
+            slots=tuple(slot_snapshot(self._slots[name], settled=settled) for name in self._by_priority()),
+            decisions=tuple(self._decisions),
+        )
+
+    def validate(self) -> None:
+        """Internal invariants; asserts."""
+        assert sum(slot.busy for slot in self._slots.values()) <= 1, "one migration at a time"
+        for slot in self._slots.values():
+            slot.validate()
+            assert self._is_coordinator or not slot.busy, "a follower has nothing in flight"
+
+    # ------------------------------------------------------------------ the step
+
+    def _advance(self, now_us: int) -> list[Effect]:
+        self._barrier.observe(self._view, now_us)
+        self._elect(now_us)
+        effects: list[Effect] = []
+        for name in self._by_priority():
+            slot = self._slots[name]
+            effects += slot.step(self._moment(slot, now_us))
+        return self._noted(effects)
+
+    def _elect(self, now_us: int) -> None:
+        """Follow the canonical choice of a settled view; a vanished incumbent is replaced after the short delay."""
+        choice = canonical_coordinator(
+            self._view, counts=lambda node_id: self._barrier.counts(node_id, now_us), pin=self._pin_coordinator
+        )
+        if choice == self._canonical:
+            self._incumbent_gone_us = None
+            return
+        present = self._canonical is not None and self._canonical in self._view.connected
+        ballot = serving_ballot(self._view)
+        incumbent_speaks = ballot is not None and choice == ballot.node_id
+        if (
+            self._barrier.settled(now_us)
+            or incumbent_speaks
+            or (self._pin_coordinator and choice == self._pin_coordinator)
+        ):
+            self._canonical, self._incumbent_gone_us = choice, None
+            return
+        if self._canonical is None or present:
+            return
+        if self._incumbent_gone_us is None:
+            self._incumbent_gone_us = now_us
+        if now_us >= self._incumbent_gone_us + self._settings.assignment.loss_replan_delay_us:
+            self._canonical, self._incumbent_gone_us = choice, None
+
+    def _moment(self, slot: SlotCoordinator, now_us: int) -> Moment:
+        left_out = self._left_out(now_us)
+        held: dict[NodeId, int] = {}
+        for other in self._slots.values():
+            if other is not slot:
+                for node_id, size in other.held_bytes().items():
+                    held[node_id] = held.get(node_id, 0) + size
+        plannable = frozenset(node_id for node_id in self._view.connected if node_id not in left_out)
+        return Moment(
+            now_us=now_us,
+            view=self._view,
+            coordinating=self._is_coordinator,
+            settled=self._barrier.settled(now_us),
+            plannable=plannable,
+            left_out=left_out,
+            excluded=frozenset(self._excluded),
+            held_bytes=held,
+            may_start=not any(other.busy for other in self._slots.values() if other is not slot),
+            force=bool(self._pin_coordinator) and self._pin_coordinator == self._node_id,
+            pin_stage0=self._pin_stage0,
+        )
+
+    def _left_out(self, now_us: int) -> dict[NodeId, str]:
+        """Connected members that may not take a stage now, and why."""
+        reasons: dict[NodeId, str] = {}
+        for node_id, member in self._view.connected.items():
+            reason = self._why_not(member, now_us)
+            if reason:
+                reasons[node_id] = reason
+        return reasons
+
+    def _why_not(self, member: MemberFacts, now_us: int) -> str:
+        row = member.row
+        if member.conflict:
+            return "conflict"
+        if row.status != "running":
+            return row.status
+        if not row.can_host_stage:
+            return "cannot_host_stage"
+        if member.node_id in self._excluded:
+            return "excluded"
+        if member.state == "suspect":
+            return "suspect"
+        if not member.settled and member.node_id != self._node_id:
+            return "rtt_unsettled"
+        if not self._barrier.node_settled(member.node_id, now_us):
+            return "settling"
+        return ""
+
+    def _by_priority(self) -> list[Slot]:
+        return sorted(self._slots, key=lambda name: (-self._slots[name].spec.priority, name))
+
+    def _new_slot(self, spec: ServedModelSpec) -> SlotCoordinator:
+        return SlotCoordinator(
+            spec,
+            self_id=self._node_id,
+            settings=self._settings,
+            campaign=self._campaign,
+            next_request_id=self._next_request,
+        )
+
+    def _next_request(self) -> int:
+        self._last_request_id += 1
+        return self._last_request_id
+
+    def _noted(self, effects: list[Effect]) -> list[Effect]:
+        self._decisions.extend(effect.decision for effect in effects if isinstance(effect, Decided))
+        return effects
