@@ -22,6 +22,7 @@ from aioquic.quic.events import (
 from protocol.codec import FrameReader, frame
 from protocol.errors import WireError
 from protocol.quic.address import shown
+from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
 from protocol.quic.mutual import datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
 from protocol.quic.session import Conversation
@@ -52,8 +53,17 @@ class QuicCarrier(QuicConnectionProtocol):
 
     conversation: Conversation
 
-    def __init__(self, quic: QuicConnection, *, send: SendDatagram, now_us: Callable[[], int], dialled: bool) -> None:
+    def __init__(
+        self,
+        quic: QuicConnection,
+        *,
+        send: SendDatagram,
+        shape: Callable[["QuicCarrier", ShapedLink | None], None],
+        now_us: Callable[[], int],
+        dialled: bool,
+    ) -> None:
         super().__init__(quic)
+        self._shape = shape
         self.connection_made(cast("asyncio.BaseTransport", _Outlet(self, send)))
         self._now_us = now_us
         self._dialled = dialled
@@ -61,7 +71,7 @@ class QuicCarrier(QuicConnectionProtocol):
         self._pending_since_us: int | None = None
         self._typed = dialled
         self._shut = False
-        self.sent_us = now_us()
+        self.sent_us = self.heard_us = now_us()
 
     # ---- Carrier ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +132,16 @@ class QuicCarrier(QuicConnectionProtocol):
         self._quic.send_ping(0)
         self._transmit_soon()
 
+    def shape(self, link: ShapedLink | None) -> None:
+        """Every packet of this connection goes through ``link`` from now on."""
+        self._shape(self, link)
+
     # ---- from aioquic -----------------------------------------------------------------------------------------------
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """A packet for this connection (it may still be forged: liveness only decides between connections)."""
+        self.heard_us = self._now_us()
+        super().datagram_received(data, addr)
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Translate; nothing is believed before ``HandshakeCompleted``, which aioquic reports first."""

@@ -152,7 +152,8 @@ class ShapedLink:
     def __init__(self, shape: LinkShape, die: random.Random) -> None:
         self.shape = shape
         self._die = die
-        self._free_s = 0.0
+        self.free_s = 0.0
+        """When the serialiser has sent everything it took (monotonic seconds)."""
         self._last_due_s = 0.0
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -184,12 +185,12 @@ class ShapedLink:
         With ``bounded=False`` the caller waits instead of losing anything: the TLS lane.
         """
         shape = self.shape
-        start_s = max(now_s, self._free_s)
+        start_s = max(now_s, self.free_s)
         if shape.bytes_per_s is not None:
             if bounded and start_s - now_s > QUEUE_SECONDS:
                 return None
-            self._free_s = start_s + size / shape.bytes_per_s
-            start_s = self._free_s
+            self.free_s = start_s + size / shape.bytes_per_s
+            start_s = self.free_s
         delay_us = shape.delay_us + (self._die.random() * shape.jitter_us if shape.jitter_us else 0)
         self._last_due_s = max(self._last_due_s, start_s + delay_us / 1_000_000)
         return self._last_due_s

@@ -1,29 +1,36 @@
-"""The real transport: QUIC sessions over one UDP socket for accepting and dialling.
+"""The real transport: QUIC sessions over one UDP socket for accepting and dialling, TLS over TCP on the same port number.
 
-This shell owns the socket and the clockwork. What may be said on a session stands in ``session``, which of two
-connections counts in ``peers`` and ``table``, who may begin a handshake in ``router`` and ``limits``. One timer sweeps
-all deadlines, keeps connections alive and looks at the conditioner's file.
+This shell owns the sockets and the clockwork. What may be said on a session stands in ``session``, which of two
+connections counts in ``peers`` and ``table``, who may begin a handshake in ``router`` and ``limits``, how a peer is
+reached in ``dialling``. One timer sweeps all deadlines, keeps connections alive and looks at the conditioner's file.
 """
 
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
 
 from config.settings import ListenSettings, QuicSettings
 from protocol.admission import AdmissionBook
 from protocol.errors import AddressError, ConfigurationError
 from protocol.ids import MeshId, NodeId
 from protocol.messages import Hello, Message
-from protocol.quic.address import HostPort, for_socket, numeric, parse_address
+from protocol.quic.address import parse_address
+from protocol.quic.bulk import BulkReader, BulkWriter
 from protocol.quic.carrier import QuicCarrier
 from protocol.quic.conditioner import Conditioner
+from protocol.quic.dialling import Dialler
 from protocol.quic.identity import Identity
 from protocol.quic.interface import (
     ConditionerReloaded,
     DialFailed,
+    Direction,
     JoinDesk,
     Lane,
+    LimitedBy,
     PeerConnection,
+    TransferObserved,
     TransportCounters,
     TransportEvent,
 )
@@ -32,15 +39,18 @@ from protocol.quic.mutual import MutualQuicConnection, quic_configuration, self_
 from protocol.quic.router import Router, bind_udp
 from protocol.quic.session import Session
 from protocol.quic.table import PeerTable
+from protocol.quic.tcp_lane import BulkHandler, LaneHost, TcpLane, bind_tcp
+from protocol.quic.tls import LaneContexts
+from protocol.quic.tls_carrier import TlsCarrier
 
 SWEEP_S = 0.1
 """Deadlines are kept to this precision."""
-RELOAD_SWEEPS = 5
-"""Sweeps between looks at the conditioner's file."""
-LAG_SWEEPS = 10
-"""Sweeps over which the worst lateness of the loop is kept."""
+SLOW_SWEEPS = 10
+"""Sweeps between looks at the conditioner's file, at silent sessions, and over which the worst loop lag is kept."""
 CLOSE_GRACE_S = 0.05
 """Time for the last packets of a shutdown to leave."""
+PORT_TRIES = 16
+"""With port 0: how often to look for a number that is free for UDP and TCP."""
 
 
 class QuicTransport:
@@ -74,6 +84,7 @@ class QuicTransport:
             clock_us=clock_us,
             desk=desk,
             on_open=self._on_open,
+            on_dial_failed=self._on_dial_failed,
         )
         self.counters: TransportCounters = self.table.counters
         self.started = asyncio.Event()
@@ -84,9 +95,12 @@ class QuicTransport:
         self._conditioner = conditioner
         self._clock_us = clock_us
         self._gate = HandshakeGate(settings.handshakes_per_second)
+        self._contexts = LaneContexts(identity, admission)
         self._router: Router | None = None
-        self._family = socket.AF_INET
-        self._tasks: asyncio.TaskGroup | None = None
+        self._lane: TcpLane | None = None
+        self._dialler: Dialler | None = None
+        self.on_bulk: BulkHandler | None = None
+        """Serves incoming bulk streams; None refuses them."""
 
     # ---- Transport --------------------------------------------------------------------------------------------------
 
@@ -98,48 +112,44 @@ class QuicTransport:
     async def run(self) -> None:
         """Bind, serve until cancelled, say goodbye. Raises ``AddressError`` or ``IdentityError`` before anything else."""
         self_test()
-        bound = bind_udp(self._listen.host, self._listen.port)
-        self._family, self.port = bound.family, bound.getsockname()[1]
+        udp, tcp = _bind(self._listen)
+        self.port = udp.getsockname()[1]
         router = Router(
-            configuration=quic_configuration(self._identity, is_client=False, idle_timeout_s=self._idle_s),
+            configuration=quic_configuration(
+                self._identity, is_client=False, idle_timeout_s=self._settings.idle_timeout_us / 1_000_000
+            ),
             accept=self._accept,
-            strangers=lambda: self.table.strangers,
+            strangers=self._strangers,
             strangers_max=self._settings.max_unadmitted_connections,
             gate=self._gate,
             counters=self.counters,
             now_us=self._clock_us,
         )
-        await asyncio.get_running_loop().create_datagram_endpoint(lambda: router, sock=bound)
-        self._router = router
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                tasks.create_task(self._sweep_for_ever(), name="transport deadlines")
-                self.started.set()
-        finally:
-            self._tasks = None
-            self.table.close_all("closed")
-            await asyncio.sleep(CLOSE_GRACE_S)
-            router.close()
-            self._router = None
-            self.started.clear()
+        with closing(tcp):
+            await asyncio.get_running_loop().create_datagram_endpoint(lambda: router, sock=udp)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    self._begin(router, udp.family, tasks)
+                    assert self._lane is not None
+                    tasks.create_task(self._lane.serve(tcp), name="tls accept")
+                    tasks.create_task(self._sweep_for_ever(), name="transport deadlines")
+                    self.started.set()
+            finally:
+                self.started.clear()
+                self._dialler = self._lane = None
+                self.table.close_all("closed")
+                await asyncio.sleep(CLOSE_GRACE_S)
+                router.close()
+                self._router = None
 
     def dial(self, address: str, expect: NodeId | None = None) -> None:
         """See ``Transport.dial``. Fails with reason ``address`` while ``run`` has not bound."""
         if self.table.knows_way(address, expect):
             return
-        try:
-            target = parse_address(address)
-        except AddressError:
-            target = None
-        if target is None or self._tasks is None:
+        if self._dialler is None:
             self.table.emit(DialFailed(address, "address"))
-            return
-        self.table.dialling.add(address)
-        if numeric(target):
-            self._connect(address, target, expect)
         else:
-            self._tasks.create_task(self._resolve(address, target, expect), name=f"resolve {address}")
+            self._dialler.dial(address, expect)
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
@@ -149,64 +159,101 @@ class QuicTransport:
         """See ``Transport.close``."""
         self.table.close(peer, reason)
 
+    async def open_bulk(self, peer: NodeId, kind: str, header: bytes) -> tuple[BulkReader, BulkWriter]:
+        """A bulk stream of ``kind`` (at most 32 characters) to a connected peer; ``header`` at most 64 KiB.
+
+        Raises ``ConnectionError`` when the peer is not connected, cannot be reached by TCP or does not take the stream,
+        ``TimeoutError`` when nobody answers in time.
+        """
+        held = self.connected.get(peer)
+        if held is None or self._lane is None:
+            raise ConnectionRefusedError(f"{peer} is not connected")
+        addresses = list(dict.fromkeys((held.address, *held.hello.addresses)))
+        for address in addresses[:-1]:
+            try:
+                return await self._bulk_to(self._lane, peer, address, kind, header)
+            except OSError:
+                continue
+        return await self._bulk_to(self._lane, peer, addresses[-1], kind, header)
+
     # ---- connections ------------------------------------------------------------------------------------------------
 
-    @property
-    def _idle_s(self) -> float:
-        return self._settings.idle_timeout_us / 1_000_000
-
-    async def _resolve(self, address: str, target: HostPort, expect: NodeId | None) -> None:
-        try:
-            async with asyncio.timeout(self._settings.connect_timeout_us / 1_000_000):
-                found = await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_DGRAM)
-        except (OSError, TimeoutError):
-            found = []
-        usable = [entry[4][0] for entry in found if for_socket(str(entry[4][0]), target.port, self._family)]
-        if usable:
-            self._connect(address, HostPort(str(usable[0]), target.port), expect)
-        else:
-            self._dial_failed(address, "address")
-
-    def _connect(self, address: str, target: HostPort, expect: NodeId | None) -> None:
-        where = for_socket(target.host, target.port, self._family)
-        if where is None or self._router is None:
-            self._dial_failed(address, "address")
-            return
-        quic = MutualQuicConnection(
-            configuration=quic_configuration(self._identity, is_client=True, idle_timeout_s=self._idle_s)
+    def _begin(self, router: Router, family: socket.AddressFamily, tasks: asyncio.TaskGroup) -> None:
+        host = LaneHost(
+            contexts=self._contexts,
+            settings=self._settings,
+            gate=self._gate,
+            counters=self.counters,
+            admitted=self.table.book.__contains__,
+            strangers=self._strangers,
+            now_us=self._clock_us,
+            link=self._conditioner.link,
+            observe=lambda peer: partial(self._observed, peer),
+            control=self._control,
         )
-        carrier = self._carrier(quic, dialled=True, target=address, expect=expect)
-        self._router.register(carrier, quic.host_cid)
-        if expect is not None:
-            self._router.shape(carrier, self._conditioner.link(expect))
-        self.counters.handshakes["started"] += 1
-        carrier.connect(where)
+        self._router, self._lane = router, TcpLane(host, tasks, self._bulk_arrived)
+        self._dialler = Dialler(
+            identity=self._identity,
+            settings=self._settings,
+            table=self.table,
+            router=router,
+            lane=self._lane,
+            conditioner=self._conditioner,
+            tasks=tasks,
+            family=family,
+            now_us=self._clock_us,
+        )
 
-    def _dial_failed(self, address: str, reason: str) -> None:
-        self.table.dialling.discard(address)
-        self.counters.reject(reason)
-        self.table.emit(DialFailed(address, reason))
+    def _strangers(self) -> int:
+        return self.table.strangers + (self._lane.strangers if self._lane is not None else 0)
 
     def _accept(self, quic: MutualQuicConnection) -> QuicCarrier:
-        return self._carrier(quic, dialled=False)
-
-    def _carrier(
-        self, quic: MutualQuicConnection, *, dialled: bool, target: str = "", expect: NodeId | None = None
-    ) -> QuicCarrier:
         assert self._router is not None
-        carrier = QuicCarrier(quic, send=self._router.send, now_us=self._clock_us, dialled=dialled)
-        session = Session(self.table, carrier, dialled=dialled, target=target, expect=expect)
-        carrier.conversation = session
+        carrier = QuicCarrier(
+            quic, send=self._router.send, shape=self._router.shape, now_us=self._clock_us, dialled=False
+        )
+        carrier.conversation = session = Session(self.table, carrier, dialled=False)
         self.table.add(session)
         return carrier
+
+    async def _control(
+        self, _: NodeId, public_key: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A peer for whom UDP does not pass."""
+        carrier = TlsCarrier(reader, writer, now_us=self._clock_us, idle_s=self._settings.idle_timeout_us / 1_000_000)
+        carrier.conversation = session = Session(self.table, carrier, dialled=False)
+        self.table.add(session)
+        session.established(public_key)
+        await carrier.run()
+
+    async def _bulk_arrived(
+        self, peer: NodeId, kind: str, header: bytes, reader: BulkReader, writer: BulkWriter
+    ) -> None:
+        if self.on_bulk is not None:
+            await self.on_bulk(peer, kind, header, reader, writer)
+
+    async def _bulk_to(
+        self, lane: TcpLane, peer: NodeId, address: str, kind: str, header: bytes
+    ) -> tuple[BulkReader, BulkWriter]:
+        target = parse_address(address)
+        return await lane.open_bulk(peer, (target.host, target.port), kind, header)
+
+    def _observed(self, peer: NodeId, direction: Direction, size: int, duration_us: int, limit: LimitedBy) -> None:
+        shaped = self._conditioner.is_shaped(peer)
+        self.table.emit(TransferObserved(peer, direction, size, duration_us, limit, shaped))
 
     def _on_open(self, session: Session) -> None:
         assert session.peer is not None
         assert session.hello is not None
+        if self._dialler is not None:
+            self._dialler.opened(session)
         self._conditioner.name(session.peer, session.hello.name)
+        session.carrier.shape(self._conditioner.link(session.peer))
         self._gate.remember(parse_address(session.carrier.address).host)
-        if self._router is not None and isinstance(session.carrier, QuicCarrier):
-            self._router.shape(session.carrier, self._conditioner.link(session.peer))
+
+    def _on_dial_failed(self, session: Session, reason: str) -> None:
+        if self._dialler is not None:
+            self._dialler.failed(session, reason)
 
     # ---- clockwork --------------------------------------------------------------------------------------------------
 
@@ -214,28 +261,38 @@ class QuicTransport:
         loop = asyncio.get_running_loop()
         sweeps, worst_s, recent_s = 0, 0.0, 0.0
         while True:
-            due = loop.time() + SWEEP_S
+            due_s = loop.time() + SWEEP_S
             await asyncio.sleep(SWEEP_S)
-            recent_s = max(recent_s, loop.time() - due)
+            recent_s = max(recent_s, loop.time() - due_s)
             sweeps += 1
-            if sweeps % LAG_SWEEPS == 0:
+            if sweeps % SLOW_SWEEPS == 0:
                 worst_s, recent_s = recent_s, 0.0
+                self._slow_sweep()
             self.counters.loop_lag_us = round(max(worst_s, recent_s) * 1_000_000)
             self.table.sweep()
-            self._keep_alive()
-            if sweeps % RELOAD_SWEEPS == 0:
-                self._reload()
 
-    def _keep_alive(self) -> None:
+    def _slow_sweep(self) -> None:
         quiet_since_us = self._clock_us() - self._settings.keepalive_us
         for session in self.table.peers.values():
-            carrier = session.carrier
-            if session.dialled and isinstance(carrier, QuicCarrier) and carrier.sent_us < quiet_since_us:
-                carrier.keep_alive()
-
-    def _reload(self) -> None:
+            if session.dialled and session.carrier.sent_us < quiet_since_us:
+                session.carrier.keep_alive()
+        if self._dialler is not None:
+            self._dialler.mend()
         try:
             if self._conditioner.reload():
                 self.table.emit(ConditionerReloaded())
         except ConfigurationError as error:
             self.table.emit(ConditionerReloaded(str(error)))
+
+
+def _bind(listen: ListenSettings) -> tuple[socket.socket, socket.socket]:
+    """UDP and TCP sockets with one port number. Raises ``AddressError``; then neither is left open."""
+    for attempt in range(PORT_TRIES):
+        udp = bind_udp(listen.host, listen.port)
+        try:
+            return udp, bind_tcp(listen.host, udp.getsockname()[1])
+        except AddressError:
+            udp.close()
+            if listen.port or attempt == PORT_TRIES - 1:
+                raise
+    raise AssertionError("the loop returns or raises")

@@ -117,7 +117,7 @@ async def join(identity: Identity, token: JoinToken, name: str) -> Membership:
 
 def _attempt(router: Router, where: SocketAddress, token: JoinToken, identity: Identity, name: str) -> Joining:
     quic = MutualQuicConnection(configuration=quic_configuration(identity, is_client=True, idle_timeout_s=ANSWER_S))
-    carrier = QuicCarrier(quic, send=router.send, now_us=_now_us, dialled=True)
+    carrier = QuicCarrier(quic, send=router.send, shape=router.shape, now_us=_now_us, dialled=True)
     attempt = Joining(carrier, token, identity, name)
     carrier.conversation = attempt
     router.register(carrier, quic.host_cid)

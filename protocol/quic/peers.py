@@ -4,8 +4,10 @@
   its connection would linger until the idle timeout).
 * A lower boot counter, or another instance with an equal one, cannot be the same machine going on: a clone, or a state
   directory from a backup. It is refused and reported.
-* Two connections of the same two processes: both dialled. The one dialled by the smaller id stays; both ends compute the
-  same answer. Of two dialled by the same side the newer stays (the older one's path died).
+* Two connections of the same two processes. One that has been silent gives way: the side that dialled again knows that
+  it is dead. QUIC beats the TLS fallback; a peer that falls back while this end still hears it has its reasons (a path
+  may be cut in one direction) and is followed. Else both dialled: the one dialled by the smaller id stays, and both ends
+  compute the same answer; of two dialled by the same side the newer stays.
 """
 
 from collections import OrderedDict
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.ids import Instance, NodeId
+from protocol.quic.interface import Path
 
 BOOTS_MAX = 4_096
 
@@ -25,6 +28,9 @@ class Candidate:
     instance: Instance
     boot_counter: int
     dialled: bool
+    path: Path = "quic"
+    alive: bool = True
+    """Whether anything was heard on it lately."""
 
 
 Verdict = Literal["take", "replace", "duplicate", "older_boot", "identity_conflict"]
@@ -56,7 +62,11 @@ class BootRegister:
             self._newest.popitem(last=False)
         if current is None:
             return "take"
-        if current.instance != offered.instance or current.dialled == offered.dialled:
+        if current.instance != offered.instance or not current.alive:
+            return "replace"
+        if current.path != offered.path:
+            return "duplicate" if offered.path == "tls" and offered.dialled else "replace"
+        if current.dialled == offered.dialled:
             return "replace"
         dialled_by_smaller = offered.dialled == (self._own < offered.peer)
         return "replace" if dialled_by_smaller else "duplicate"

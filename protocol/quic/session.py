@@ -21,6 +21,7 @@ from protocol.codec import MAX_DATAGRAM_BYTES, decode, encode
 from protocol.errors import WireError
 from protocol.ids import NodeId, node_id_of
 from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
+from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Lane, Path, TransportCounters
 from protocol.quic.limits import TokenBucket
 
@@ -45,6 +46,20 @@ class Carrier(Protocol):
     @property
     def datagrams(self) -> bool:
         """Whether datagrams can be sent."""
+
+    @property
+    def sent_us(self) -> int:
+        """When this end last sent something of its own accord."""
+
+    @property
+    def heard_us(self) -> int:
+        """When anything at all last came from the peer."""
+
+    def keep_alive(self) -> None:
+        """Make the path carry something in both directions."""
+
+    def shape(self, link: ShapedLink | None) -> None:
+        """Send through ``link`` from now on."""
 
     def write(self, raw: bytes) -> None:
         """One frame on the control stream."""
@@ -135,7 +150,6 @@ class Session:
         self.peer_public_key = b""
         self.hello: Hello | None = None
         self.since_us = host.now_us()
-        self.heard_us = self.since_us
         self._expect = expect
         self._deadline_us: int | None = self.since_us + host.hello_timeout_us
         self._bucket = TokenBucket(host.message_rate, 2 * host.message_rate)
@@ -170,7 +184,6 @@ class Session:
         if self.state not in {State.GREETING, State.OPEN}:
             return
         now_us = self._host.now_us()
-        self.heard_us = now_us
         if not self._bucket.take(now_us):
             self._host.counters.drop("rate")
             return
@@ -223,6 +236,11 @@ class Session:
         """A better connection to the same peer exists: still listen for a moment, then close."""
         if self.state is State.OPEN:
             self._deadline_us = self._host.now_us() + LINGER_US
+
+    def resume(self) -> None:
+        """The better connection is gone: this one counts again."""
+        if self.state is State.OPEN:
+            self._deadline_us = None
 
     def overdue(self, now_us: int, read_timeout_us: int) -> str:
         """Why this session must end now; empty when it need not."""

@@ -12,7 +12,6 @@ from protocol.ids import Instance, NodeId
 from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
 from protocol.quic.interface import (
     AdmissionsLearned,
-    DialFailed,
     IdentityConflict,
     JoinDesk,
     Lane,
@@ -28,9 +27,15 @@ from protocol.quic.interface import (
 from protocol.quic.peers import BootRegister, Candidate
 from protocol.quic.session import Session, State
 
+SILENT_US = 3_000_000
+"""Probes come every second; a connection that was silent for longer gives way to a new one."""
+
 
 class PeerTable:
-    """The ``SessionHost`` of every session. ``on_open`` is told of a session before its peer is reported."""
+    """The ``SessionHost`` of every session.
+
+    ``on_open`` is told of a session before its peer is reported, ``on_dial_failed`` of one that never opened.
+    """
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class PeerTable:
         clock_us: Callable[[], int],
         desk: JoinDesk | None,
         on_open: Callable[[Session], None],
+        on_dial_failed: Callable[[Session, str], None],
     ) -> None:
         assert book.mesh_id == hello.mesh_id
         self.node_id = node_id
@@ -52,16 +58,17 @@ class PeerTable:
         self.hello_timeout_us = settings.connect_timeout_us
         self.outstanding_limit = settings.outstanding_bytes_per_peer
         self.message_rate = settings.messages_per_second_per_peer
-        self.dialling: set[str] = set()
         self._read_timeout_us = settings.read_timeout_us
         self._events = events
         self._clock_us = clock_us
         self._desk = desk
         self._on_open = on_open
+        self._on_dial_failed = on_dial_failed
         self._boots = BootRegister(node_id)
         self._sessions: set[Session] = set()
         self._peers: dict[NodeId, Session] = {}
         self._snapshots: dict[NodeId, PeerConnection] = {}
+        self._lingering: dict[NodeId, Session] = {}
         self._book_version = book.version
 
     @property
@@ -84,8 +91,8 @@ class PeerTable:
         self._sessions.add(session)
 
     def knows_way(self, address: str, expect: NodeId | None) -> bool:
-        """Whether dialling would be pointless: under way, or connected already."""
-        if address in self.dialling or expect in self._peers:
+        """Whether dialling would be pointless: connected already."""
+        if expect in self._peers:
             return True
         return any(session.dialled and session.target == address for session in self._peers.values())
 
@@ -160,8 +167,8 @@ class PeerTable:
         newest = self._boots.newest(peer)
         current = self._peers.get(peer)
         verdict = self._boots.judge(
-            None if current is None or current.hello is None else _candidate(current, current.hello),
-            _candidate(session, hello),
+            None if current is None or current.hello is None else self._candidate(current, current.hello),
+            self._candidate(session, hello),
         )
         if verdict in {"take", "replace"}:
             return ""
@@ -176,12 +183,12 @@ class PeerTable:
         assert peer is not None
         assert hello is not None
         self.counters.handshakes["completed"] += 1
-        self.dialling.discard(session.target)
         self._on_open(session)
         before = self._peers.get(peer)
         address, path = session.carrier.address, session.carrier.path
         if before is not None and before.hello is not None and before.hello.instance == hello.instance:
             before.linger()
+            self._lingering[peer] = before
             self._enter(peer, session)
             if (before.carrier.address, before.carrier.path) != (address, path):
                 self.emit(PeerMoved(peer, address, path))
@@ -199,29 +206,54 @@ class PeerTable:
     def ended(self, session: Session, was: State, reason: str) -> None:
         """Forget the session and tell what its end means."""
         self._sessions.discard(session)
-        self.dialling.discard(session.target)
         if was is State.LINGERING:
             return
         if was is State.OPEN:
-            if session.peer is not None and self._peers.get(session.peer) is session:
-                del self._peers[session.peer]
-                del self._snapshots[session.peer]
-                self.emit(PeerDisconnected(session.peer, reason))
+            assert session.peer is not None
+            self._lost(session.peer, session, reason)
             return
         self.counters.handshakes["failed"] += 1
         self.counters.reject(reason)
         if not session.dialled:
             self.emit(Rejected(reason, session.carrier.address))
-        elif reason != "duplicate" or session.peer not in self._peers:
+        else:
             if reason == "identity_conflict" and session.peer != self.node_id:
                 self.emit(IdentityConflict(self.node_id, (Instance(self.hello.instance),), session.carrier.address))
-            self.emit(DialFailed(session.target, reason))
+            self._on_dial_failed(session, reason)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _lost(self, peer: NodeId, session: Session, reason: str) -> None:
+        """An open session ended; one that lingers may take its place."""
+        spare = self._lingering.get(peer)
+        if spare is session:
+            del self._lingering[peer]
+        if self._peers.get(peer) is not session:
+            return
+        if spare is not None and spare is not session and spare.state is State.OPEN:
+            del self._lingering[peer]
+            spare.resume()
+            self._enter(peer, spare)
+            self.emit(PeerMoved(peer, spare.carrier.address, spare.carrier.path))
+            return
+        del self._peers[peer]
+        del self._snapshots[peer]
+        self.emit(PeerDisconnected(peer, reason))
 
     def _enter(self, peer: NodeId, session: Session) -> None:
         self._peers[peer] = session
         self._snapshots[peer] = _snapshot(session)
+
+    def _candidate(self, session: Session, hello: Hello) -> Candidate:
+        assert session.peer is not None
+        return Candidate(
+            peer=session.peer,
+            instance=Instance(hello.instance),
+            boot_counter=hello.boot_counter,
+            dialled=session.dialled,
+            path=session.carrier.path,
+            alive=self._clock_us() - session.carrier.heard_us < SILENT_US,
+        )
 
     def _conflict(self, session: Session, held: Instance | str, offered: Instance | str) -> None:
         assert session.peer is not None
@@ -232,11 +264,6 @@ class PeerTable:
         if self.book.version != self._book_version:
             self._book_version = self.book.version
             self.emit(AdmissionsLearned(self.book.statements))
-
-
-def _candidate(session: Session, hello: Hello) -> Candidate:
-    assert session.peer is not None
-    return Candidate(session.peer, Instance(hello.instance), hello.boot_counter, session.dialled)
 
 
 def _snapshot(session: Session) -> PeerConnection:

@@ -1,0 +1,226 @@
+"""Bulk streams: bytes over TLS/TCP with back-pressure, counted, shaped like everything else, observed as they flow.
+
+``BulkReader`` and ``BulkWriter`` are used like asyncio's streams. Every read and every drain has a deadline. A stream
+that runs long reports a sample each second and the rest when it closes; ``limited_by`` says what held it back: this
+process's CPU, the application at this end, or the link (at the sending end this includes the reader at the other).
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.quic.conditioner import ShapedLink
+from protocol.quic.interface import Direction, LimitedBy
+
+BUFFER_BYTES = 1_048_576
+"""Per stream and direction: read ahead, and written but not yet taken by the kernel."""
+CHUNK_BYTES = 65_536
+REPORT_US = 1_000_000
+GAP_US = 100_000
+SAMPLE_MIN_BYTES = 65_536
+BUSY_SHARE = 0.85
+WAIT_SHARE = 0.5
+AHEAD_S = 0.05
+"""How far a shaped stream may run ahead of its link's serialiser."""
+
+Observe = Callable[[Direction, int, int, LimitedBy], None]
+"""Direction, bytes, microseconds, limit."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Bytes and time of one direction since the last report.
+
+    A pause of ``GAP_US`` ends a sample: a stream that carries a large frame now and then gives one sample per frame, and
+    the time between frames counts for nothing.
+    """
+
+    direction: Direction
+    observe: Observe
+    size: int = 0
+    waited_us: int = 0
+    begun_us: int | None = None
+    last_us: int = 0
+    cpu_begun_us: int = 0
+
+    def begin(self) -> int:
+        """Call before moving bytes; the time now."""
+        now_us = time.monotonic_ns() // 1_000
+        if self.begun_us is not None and now_us - self.last_us >= GAP_US:
+            self.report()
+        if self.begun_us is None:
+            self._start(now_us)
+        return now_us
+
+    def moved(self, size: int, began_us: int) -> None:
+        """``size`` bytes moved by a call that began then; reports when a second has passed."""
+        now_us = time.monotonic_ns() // 1_000
+        if self.direction == "receive" and now_us - began_us >= GAP_US:
+            self.report()
+            self._start(now_us)  # what came after the pause only starts the clock
+            return
+        self.size += size
+        self.waited_us += now_us - began_us
+        self.last_us = now_us
+        if self.begun_us is not None and now_us - self.begun_us >= REPORT_US:
+            self.report()
+
+    def report(self) -> None:
+        """Emit a sample if there is enough to say, and start anew."""
+        if self.begun_us is not None and self.size >= SAMPLE_MIN_BYTES:
+            duration_us = max(1, self.last_us - self.begun_us)
+            busy_us = time.process_time_ns() // 1_000 - self.cpu_begun_us
+            limit: LimitedBy = "app"
+            if busy_us >= BUSY_SHARE * duration_us:
+                limit = "cpu"
+            elif self.waited_us >= WAIT_SHARE * duration_us:
+                limit = "link"
+            self.observe(self.direction, self.size, duration_us, limit)
+        self.size, self.waited_us, self.begun_us = 0, 0, None
+
+    def _start(self, now_us: int) -> None:
+        self.size, self.waited_us, self.begun_us, self.last_us = 0, 0, now_us, now_us
+        self.cpu_begun_us = time.process_time_ns() // 1_000
+
+
+class BulkReader:
+    """The receiving half. Raises ``TimeoutError`` when nothing comes for ``timeout_s``."""
+
+    def __init__(self, reader: asyncio.StreamReader, observe: Observe, timeout_s: float) -> None:
+        self._reader = reader
+        self._timeout_s = timeout_s
+        self.meter = Meter("receive", observe)
+
+    async def read(self, limit: int) -> bytes:
+        """Up to ``limit`` bytes; empty at the end."""
+        began_us = self.meter.begin()
+        async with asyncio.timeout(self._timeout_s):
+            data = await self._reader.read(limit)
+        self.meter.moved(len(data), began_us)
+        return data
+
+    async def readexactly(self, size: int) -> bytes:
+        """Exactly ``size`` bytes. Raises ``asyncio.IncompleteReadError`` at the end."""
+        parts: list[bytes] = []
+        while size:
+            part = await self.read(min(size, BUFFER_BYTES))
+            if not part:
+                raise asyncio.IncompleteReadError(b"".join(parts), size)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+class BulkWriter:
+    """The sending half: ``write`` then ``await drain()``, which waits for the link. ``close`` ends the stream.
+
+    ``drain`` raises ``TimeoutError`` when the peer takes nothing for ``timeout_s``, ``ConnectionError`` when it is gone.
+    """
+
+    def __init__(
+        self, writer: asyncio.StreamWriter, observe: Observe, timeout_s: float, link: ShapedLink | None = None
+    ) -> None:
+        self._writer = writer
+        self._timeout_s = timeout_s
+        self._delay_line = DelayLine(writer, link) if link is not None else None
+        self._unmetered = 0
+        self.meter = Meter("send", observe)
+        writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Hand over bytes; call ``drain`` after at most ``BUFFER_BYTES``."""
+        self.meter.begin()
+        self._unmetered += len(data)
+        if self._delay_line is None:
+            self._writer.write(data)
+        else:
+            self._delay_line.put(bytes(data))
+
+    async def drain(self) -> None:
+        """Wait until the link has room again."""
+        began_us = self.meter.begin()
+        async with asyncio.timeout(self._timeout_s):
+            await (self._writer.drain() if self._delay_line is None else self._delay_line.drain())
+        size, self._unmetered = self._unmetered, 0
+        self.meter.moved(size, began_us)
+
+    async def close(self) -> None:
+        """Flush, say that it is over, and close. Never raises for a peer that is gone."""
+        try:
+            began_us = self.meter.begin()
+            async with asyncio.timeout(self._timeout_s):
+                if self._delay_line is not None:
+                    await self._delay_line.flush()
+                self._writer.transport.set_write_buffer_limits(high=0)
+                await self._writer.drain()
+            self.meter.moved(self._unmetered, began_us)
+            self.meter.report()
+            self._writer.close()
+        except (OSError, TimeoutError):
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._delay_line is not None:
+            self._delay_line.stop()
+        self._writer.transport.abort()
+
+
+@dataclass(slots=True)
+class DelayLine:
+    """A shaped stream: chunks leave when the link's serialiser and delay say so, in order."""
+
+    writer: asyncio.StreamWriter
+    link: ShapedLink
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    last_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+    empty: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, data: bytes) -> None:
+        """Queue bytes at the moment the link can carry them."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            chunk = data[start : start + CHUNK_BYTES]
+            due_s = self.link.depart(len(chunk), time.monotonic(), bounded=False)
+            assert due_s is not None
+            self.last_s = max(self.last_s, due_s + self.link.late_by_loss_s())
+            self.waiting.append((self.last_s, chunk))
+        self.empty.clear()
+        if self.timer is None:
+            self._arm()
+
+    async def drain(self) -> None:
+        """Until the serialiser is at most ``AHEAD_S`` ahead, then until the kernel has room."""
+        ahead_s = self.link.free_s - time.monotonic() - AHEAD_S
+        if ahead_s > 0:
+            await asyncio.sleep(ahead_s)
+        await self.writer.drain()
+
+    async def flush(self) -> None:
+        """Until everything left."""
+        if self.waiting:
+            await self.empty.wait()
+
+    def stop(self) -> None:
+        """Forget what waits."""
+        self.waiting.clear()
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.empty.set()
+
+    def _arm(self) -> None:
+        wait_s = max(0.0, self.waiting[0][0] - time.monotonic())
+        self.timer = asyncio.get_running_loop().call_later(wait_s, self._fire)
+
+    def _fire(self) -> None:
+        self.timer = None
+        now_s = time.monotonic()
+        while self.waiting and self.waiting[0][0] <= now_s:
+            self.writer.write(self.waiting.popleft()[1])
+        if self.waiting:
+            self._arm()
+        else:
+            self.empty.set()
