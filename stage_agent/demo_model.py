@@ -3,7 +3,8 @@
 Its layers are of three sizes, as in real mixed quantisations (more precision at both ends and in every third layer), so
 that a placement by layer count and one by bytes differ. Embeddings are tied. Weights come from a seeded generator and
 are scaled so that the residual stream grows with the square root of the depth: activations stay finite in f16, and the
-layers, not the tied embedding, decide the next token. Rows of special and byte tokens are small, so greedy decoding
+layers, not the tied embedding, decide the next token. The first layer's attention takes what it attends to out of the
+stream, which keeps greedy decoding from repeating one token for ever. Rows of special and byte tokens are small, so greedy decoding
 never emits them. Needs the extra ``demo``.
 """
 
@@ -28,7 +29,12 @@ _COMMON_WORDS = (
     "life being under never day same another know while last might us great old year off come since against go came "
     "right used take three stage node layer token model plan mesh link"
 )
-_SMALL_ROW = 0.02
+_EMBEDDING_SCALE = 0.25
+"""Small against what the layers add, so that the tied embedding does not simply repeat the last token."""
+_CONTRAST = 4.0
+"""How much of its attended context the first layer takes out of the stream."""
+_SMALL_ROW = 0.005
+"""Scale of special and byte tokens: their logits stay near zero and are never the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,13 @@ def write_demo_model(path: str | Path, *, layers: int = 28, seed: int = 0, shape
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _write(gguf, temporary, shape or DemoShape(layers=layers), np.random.default_rng(seed))
-        temporary.replace(target)
+        try:
+            _write(gguf, temporary, shape or DemoShape(layers=layers), np.random.default_rng(seed))
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise StateError(f"{target}: the demo's model cannot be written ({error.strerror or error})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 
@@ -93,7 +100,7 @@ def _write(gguf: Any, path: Path, shape: DemoShape, random: np.random.Generator)
     writer.add_rope_freq_base(shape.rope_base)
     plain = _add_vocabulary(gguf, writer, shape.vocabulary)
     weights = _Weights(gguf, writer, random)
-    rows = np.where(plain, 1.0, _SMALL_ROW)[:, None].astype(np.float32)
+    rows = np.where(plain, _EMBEDDING_SCALE, _SMALL_ROW)[:, None].astype(np.float32)
     weights.add_scaled("token_embd.weight", (shape.vocabulary, shape.width), rows, "F16")
     for layer in range(shape.layers):
         _add_layer(weights, shape, layer)
@@ -111,8 +118,11 @@ def _add_layer(weights: "_Weights", shape: DemoShape, layer: int) -> None:
     weights.add_norm(f"{prefix}attn_norm.weight", shape.width)
     weights.add(f"{prefix}attn_q.weight", shape.width, shape.width, attention)
     weights.add(f"{prefix}attn_k.weight", keys, shape.width, attention)
-    weights.add(f"{prefix}attn_v.weight", keys, shape.width, attention)
-    weights.add(f"{prefix}attn_output.weight", shape.width, shape.width, attention)
+    if layer == 0:
+        weights.add_contrast(f"{prefix}attn_v.weight", f"{prefix}attn_output.weight", shape, attention)
+    else:
+        weights.add(f"{prefix}attn_v.weight", keys, shape.width, attention)
+        weights.add(f"{prefix}attn_output.weight", shape.width, shape.width, attention)
     weights.add_norm(f"{prefix}ffn_norm.weight", shape.width)
     weights.add(f"{prefix}ffn_gate.weight", shape.feed_forward, shape.width, feed_forward)
     weights.add(f"{prefix}ffn_up.weight", shape.feed_forward, shape.width, feed_forward)
@@ -141,7 +151,19 @@ class _Weights:
 
     def add_scaled(self, name: str, dimensions: tuple[int, int], scale: "NDArray[np.float32]", kind: str) -> None:
         """Normally distributed values times ``scale``."""
-        values = self._random.standard_normal(dimensions, dtype=np.float32) * scale
+        self._put(name, self._random.standard_normal(dimensions, dtype=np.float32) * scale, kind)
+
+    def add_contrast(self, value_name: str, output_name: str, shape: DemoShape, kind: str) -> None:
+        """Value and output projections whose product is a negative projection: attention subtracts its context."""
+        rows = shape.kv_heads * shape.head_length
+        basis = self._random.standard_normal((rows, shape.width), dtype=np.float32) * np.float32(shape.width**-0.5)
+        by_head = basis.reshape(shape.kv_heads, shape.head_length, shape.width)
+        shared = shape.heads // shape.kv_heads
+        output = np.repeat(by_head, shared, axis=0).reshape(shape.heads * shape.head_length, shape.width).T
+        self._put(value_name, basis, kind)
+        self._put(output_name, output * np.float32(-_CONTRAST / shared), kind)
+
+    def _put(self, name: str, values: "NDArray[np.float32]", kind: str) -> None:
         quantisation = self._gguf.GGMLQuantizationType[kind]
         self._writer.add_tensor(name, self._gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
 

@@ -16,7 +16,7 @@ OUTPUT_HEAD = "output.weight"
 _LAYER = re.compile(r"^blk\.(\d{1,6})\.(.+)$")
 _LAST = re.compile(r"^(output(_norm)?|output_\w+|altup_unembd_proj|cls|cls_out|dense_[23])\.|^(nextn|mtp)\.")
 _EVERYWHERE = re.compile(r"^rope_")
-_EXPERTS = re.compile(r"_ch?exps\b|^ffn_(gate|up|down)\.\d+\.")
+_EXPERTS = re.compile(r"_(?:ch)?exps\b|^ffn_(gate|up|down)\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
