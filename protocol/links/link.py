@@ -17,6 +17,8 @@ from protocol.links.rtt import RttView, RttWindow
 
 DEGRADED_FLOOR_US = 1_000
 """A path is not called degraded for a difference below this: host scheduling makes that much."""
+UNSURE_US = 30_000_000
+"""A transfer is reported when it ends; samples younger than this are not yet called idle."""
 SHIFT_SPAN_US = 60_000_000
 SHIFT_SAMPLES = 10
 LOADED_INTERVALS = 8
@@ -60,6 +62,7 @@ class Link:
         self._loaded_rtt_us: int | None = None
         self._changed_us: int | None = None
         self._changes = 0
+        self._noted_us = -(2**62)
         self._bandwidth: dict[Direction, BandwidthEstimate] = {
             "send": BandwidthEstimate(settings),
             "receive": BandwidthEstimate(settings),
@@ -121,31 +124,28 @@ class Link:
 
     def refresh(self, now_us: int) -> None:
         """Look for a silent change of path. Called about once a second."""
-        self._note_best(now_us)
-        rtt = self._window.view()
+        self._note_best(now_us - UNSURE_US)
         recent = self._window.recent(now_us - SHIFT_SPAN_US)
-        if rtt is None or len(recent) < SHIFT_SAMPLES or recent[-1][0] - recent[0][0] < SHIFT_SPAN_US * 3 // 4:
+        if self._path is None or len(recent) < SHIFT_SAMPLES or recent[-1][0] - recent[0][0] < SHIFT_SPAN_US * 3 // 4:
             return
-        idle_best, loaded_best = (
-            (self._best.get(self._path, {}).get(kind) for kind in (False, True)) if self._path else (None, None)
-        )
+        best = self._best.get(self._path)
+        if not best or not self._far_worse(min(rtt_us for _, rtt_us in recent), min(best.values())):
+            return
         idle = [sample for at, sample in recent if not self._is_loaded(at)]
         loaded = [sample for at, sample in recent if self._is_loaded(at)]
-        if loaded and loaded_best is not None:
-            shifted = self._far_worse(min(loaded), loaded_best)
-        elif idle and idle_best is not None:
-            shifted = self._far_worse(min(idle), idle_best)
+        if loaded and True in best:
+            shifted = self._far_worse(min(loaded), best[True])
         else:
-            return
+            shifted = bool(idle) and False in best and self._far_worse(min(idle), best[False])
         if shifted:
             self._changes += 1
             self._changed_us = now_us
             self._start_window(recent)
-            if self._path is not None:
-                # The yardstick moves to a path of its own, so that the present one starts afresh.
-                best = self._best.pop(self._path)
-                self._best[Path(self._path.host, f"{self._path.interface}~before-{self._changes}")] = best
-                self._trim()
+            # The yardstick moves to a path of its own, so that the present one starts afresh.
+            self._best[Path(self._path.host, f"{self._path.interface}~before-{self._changes}")] = self._best.pop(
+                self._path
+            )
+            self._trim()
 
     def view(self, now_us: int) -> LinkView:
         """Everything at once."""
@@ -179,14 +179,19 @@ class Link:
         for at_us, rtt_us in samples or []:
             self._window.add(rtt_us, at_us)
 
-    def _note_best(self, now_us: int) -> None:
-        if self._path is None:
+    def _note_best(self, until_us: int) -> None:
+        """Enter samples up to then into the best of their path: later ones may yet turn out to be under load."""
+        if self._path is None or until_us <= self._noted_us:
             return
-        best = self._best.setdefault(self._path, {})
-        for at_us, rtt_us in self._window.recent(now_us - SHIFT_SPAN_US):
-            kind = self._is_loaded(at_us)
-            best[kind] = min(rtt_us, best.get(kind, rtt_us))
-        self._trim()
+        best = self._best.get(self._path, {})
+        for at_us, rtt_us in self._window.recent(self._noted_us + 1):
+            if at_us <= until_us:
+                kind = self._is_loaded(at_us)
+                best[kind] = min(rtt_us, best.get(kind, rtt_us))
+        self._noted_us = until_us
+        if best:
+            self._best[self._path] = best
+            self._trim()
 
     def _trim(self) -> None:
         while len(self._best) > PATHS_KEPT:

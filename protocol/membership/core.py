@@ -14,7 +14,7 @@ Wiring: every ``Send`` to a peer without a connection may be dropped; ``Dial`` n
 answered by ``spread_admission`` if the statement was accepted. Nothing happens before the first ``publish``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import assert_never
 
@@ -26,7 +26,7 @@ from protocol.links.vivaldi import VivaldiNode, estimate_us
 from protocol.membership.conditions import in_conflict
 from protocol.membership.dialler import Dialler
 from protocol.membership.dissemination import GossipQueue
-from protocol.membership.effects import CloseConnection, Effect, Lane, MemberChanged
+from protocol.membership.effects import CloseConnection, Effect, Lane, MemberChanged, MemberState
 from protocol.membership.exchange import Exchange
 from protocol.membership.ground import Connection, Ground
 from protocol.membership.issuing import TICK_US, Issuer
@@ -35,7 +35,7 @@ from protocol.membership.member import Member, member_of, own_member
 from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
-from protocol.membership.signing import Sign, Verify
+from protocol.membership.signing import Sign, Verify, Version
 from protocol.membership.table import Entry, NodeTable, Tombstone
 from protocol.messages import Ack, DigestRequest, GossipPush, MembershipMessage, Ping, PingRequest, RowRequest
 from protocol.rows import Admission, Coordinate, LinkFact, NodeRow
@@ -277,6 +277,10 @@ class Membership:
             link = ground.links.view(entry.node_id, now_us)
             members[entry.node_id] = member_of(entry, connection, link, conflict=conflict)
         return members
+
+    def standings(self) -> Iterator[tuple[NodeId, MemberState, Version]]:
+        """State and row version of every other known node: the cheap part of ``members``."""
+        return ((entry.node_id, entry.state, entry.version) for entry in self._ground.table)
 
     @property
     def own_row(self) -> NodeRow | None:

@@ -1,7 +1,7 @@
 """Rejoining: for ever, to seeds and to every member that is not connected, never all at the same moment.
 
 Every target has its own back-off: the first dial after a uniform wait (up to ``rejoin_first_max`` after a loss, so that an
-outage is not followed by everybody dialling at once), then exponential with jitter up to ``rejoin_max``. A dial is over
+outage is not followed by everybody dialling at once), then exponential with jitter up to 20 s, or ``rejoin_max`` when many are lost. A dial is over
 when the shell says so or when the next one is due; no state can stay "connecting". The dead are dialled too, that is how
 they come back. Between two members the smaller id dials first and the other one gives it a few seconds.
 
@@ -28,6 +28,9 @@ EXPLORE_US = 300_000_000
 EXPLORE_ABOVE_US = 1_000
 """A settled path slower than this makes a peer's other addresses worth a try."""
 ADDRESSES_KEPT = 16
+FEW_LOST_US = 20_000_000
+PER_LOST_US = 1_000_000
+"""On average no more than about two dials a second, however many members are lost."""
 
 
 @dataclass(slots=True)
@@ -201,6 +204,9 @@ class Dialler:
         return self._ground.settings.rejoin_first_max_us
 
     def _backoff_us(self, failures: int) -> int:
-        settings = self._ground.settings
-        top_us = min(settings.rejoin_max_us, settings.rejoin_min_us << min(failures, 16))
-        return settings.rejoin_min_us + self._ground.jitter(top_us - settings.rejoin_min_us)
+        """A few lost peers are dialled every 20 s at least, so that a healed cut is whole within 30 s; many, more rarely."""
+        ground, settings = self._ground, self._ground.settings
+        lost = sum(1 for entry in ground.table if entry.node_id not in ground.connections)
+        ceiling_us = min(settings.rejoin_max_us, max(FEW_LOST_US, lost * PER_LOST_US))
+        top_us = min(ceiling_us, settings.rejoin_min_us << min(failures, 16))
+        return settings.rejoin_min_us + ground.jitter(top_us - settings.rejoin_min_us)

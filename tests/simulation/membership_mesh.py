@@ -182,6 +182,7 @@ class Mesh:
         self.ids = [identity(number).node_id for number in self.numbers]
         self.admitted: set[NodeId] = set(self.ids)
         self.ports: dict[int, MembershipPort] = {}
+        self.crashed_us: dict[NodeId, int] = {}
         self.seeds = tuple(self.address(number) for number in range(seeds))
         for number in self.numbers:
             self.network.add_host(self.ids[number], self.address(number))
@@ -206,6 +207,12 @@ class Mesh:
     def crash(self, number: int) -> None:
         self.network.crash(self.ids[number])
         del self.ports[number]
+        self.crashed_us[self.ids[number]] = self.network.now_us
+
+    def ran_lately(self, node_id: NodeId) -> bool:
+        """Whether its process runs, or ran so shortly ago that its last messages may still be under way."""
+        running = any(port.who.node_id == node_id for port in self.ports.values())
+        return running or self.network.now_us - self.crashed_us.get(node_id, 0) < 2 * SECOND
 
     def run(self, seconds: float) -> None:
         self.network.run_for(int(seconds * SECOND))

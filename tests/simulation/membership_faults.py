@@ -1,0 +1,133 @@
+"""One seed of the fault mix: a mesh, ninety virtual seconds of trouble, healing, and what must hold all along."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from protocol.ids import NodeId
+from protocol.membership import MemberChanged
+from tests.simulation.membership_mesh import SECOND, Mesh, MembershipPort
+
+TROUBLE_S = 90
+HEALED_S = 30
+
+
+@dataclass
+class Watcher:
+    """PROTOCOL invariants that concern membership, checked after every event at the node it touched."""
+
+    mesh: Mesh
+    versions: dict[int, dict[NodeId, tuple[int, int]]] = field(default_factory=dict)
+    states: dict[tuple[MembershipPort, NodeId], str | None] = field(default_factory=dict)
+    graves: dict[tuple[MembershipPort, NodeId], tuple[int, int]] = field(default_factory=dict)
+    seen: int = 0
+
+    def __call__(self, name: str) -> None:
+        port = next((port for port in self.mesh.ports.values() if port.name == name), None)
+        if port is None:
+            return
+        port.core.validate()
+        for change in self.mesh.changes[self.seen :]:
+            self._change(port, change.observer, change.change)
+        self.seen = len(self.mesh.changes)
+        versions = self.versions.setdefault(id(port), {})
+        for node_id, state, version in port.core.standings():
+            assert version >= versions.get(node_id, (0, 0)), "a row went back"
+            versions[node_id] = version
+            assert state == self.states[port, node_id], "a member changed without a word"
+
+    def _change(self, port: MembershipPort, observer: NodeId, change: MemberChanged) -> None:
+        assert observer == port.name
+        key = (port, change.node_id)
+        assert self.states.get(key) == change.old, "the story of a member has a gap"
+        self.states[key] = change.new
+        member = port.core.members()[change.node_id]
+        version = (member.row.boot_counter, member.row.seq)
+        if change.new in {"dead", "left"}:
+            self.graves[key] = version
+        elif change.old in {"dead", "left"}:
+            assert self.mesh.ran_lately(change.node_id), "resurrected although it does not run"
+            assert version > self.graves[key], "resurrected by an old row"
+
+
+def faults(mesh: Mesh, random: Random) -> list[Callable[[], None]]:
+    """One of each kind, aimed at random nodes."""
+    network, ids = mesh.network, mesh.ids
+
+    def crash_and_restart() -> None:
+        number = random.choice(mesh.numbers)
+        if number in mesh.ports:
+            mesh.crash(number)
+            network.at(network.now_us + random.randint(1, 30) * SECOND, lambda: restart(number))
+
+    def restart(number: int) -> None:
+        if number not in mesh.ports:
+            mesh.start(number, seeds=tuple(mesh.address(other) for other in mesh.numbers))
+
+    def cut_one_way() -> None:
+        split = random.randint(1, len(ids))
+        order = random.sample(ids, len(ids))
+        sources, targets = order[:split], random.sample(ids, random.randint(1, len(ids)))
+        network.partition(sources, targets)
+        network.at(
+            network.now_us + random.randint(2, 25) * SECOND, lambda: network.partition(sources, targets, blocked=False)
+        )
+
+    def split_both_ways() -> None:
+        order = random.sample(ids, len(ids))
+        split = random.randint(1, len(ids))
+        for sources, targets in ((order[:split], order[split:]), (order[split:], order[:split])):
+            network.partition(sources, targets)
+        network.at(network.now_us + random.randint(5, 25) * SECOND, heal)
+
+    def heal() -> None:
+        network.partition(ids, ids, blocked=False)
+
+    def worse_weather() -> None:
+        shape = network.shape(random.choice(ids), random.choice(ids))
+        shape.loss_milli = random.choice([0, 50, 200, 400])
+        shape.delay_us = random.choice([100, 5_000, 80_000])
+        shape.jitter_us = random.choice([0, 50_000, 300_000])
+        shape.duplicate_milli = random.choice([0, 100])
+        shape.datagrams_blocked = random.random() < 0.2  # noqa: NPY002
+
+    def stall() -> None:
+        network.stall(random.choice(ids), random.randint(5, 10) * SECOND)
+
+    def suspend() -> None:
+        network.suspend(random.choice(ids), random.randint(6, 60) * SECOND)
+
+    return [crash_and_restart, cut_one_way, split_both_ways, worse_weather, stall, suspend]
+
+
+def run_seed(seed: int) -> tuple[str, float]:
+    """Event hash and seconds to convergence after healing. Raises ``AssertionError`` naming the seed."""
+    random = Random(f"faults {seed}")
+    mesh = Mesh(random.randint(2, 7), seed)
+    mesh.network.default.loss_milli = random.choice([0, 10, 50])
+    mesh.network.default.jitter_us = random.choice([200, 20_000])
+    mesh.start_all()
+    mesh.network.after_event = Watcher(mesh)
+    kinds = faults(mesh, random)
+    for _ in range(random.randint(4, 12)):
+        at_us = mesh.network.now_us + random.randint(0, TROUBLE_S) * SECOND
+        mesh.network.at(at_us, random.choice(kinds))
+    mesh.run(TROUBLE_S + 60)
+    calm(mesh)
+    seconds = mesh.run_until(mesh.converged, HEALED_S, step=0.5)
+    assert seconds is not None, f"seed {seed} did not converge within {HEALED_S} s of healing"
+    return mesh.network.digest, seconds
+
+
+def calm(mesh: Mesh) -> None:
+    """Heal everything: full connectivity, no loss, everybody up."""
+    network = mesh.network
+    for source in mesh.ids:
+        for target in mesh.ids:
+            shape = network.shape(source, target)
+            shape.blocked = shape.datagrams_blocked = False
+            shape.loss_milli = shape.duplicate_milli = 0
+            shape.delay_us, shape.jitter_us = 500, 200
+    for number in mesh.numbers:
+        if number not in mesh.ports:
+            mesh.start(number, seeds=tuple(mesh.address(other) for other in mesh.numbers))
