@@ -57,7 +57,7 @@ class MembershipSettings(Section):
     max_connections: int = Field(default=64, ge=1)
     indirect_probes: int = Field(default=3, ge=0)
     suspicion_us: int = Field(default=4_000_000, ge=100_000)
-    suspicion_small_mesh_us: int = Field(default=6_000_000, ge=100_000)
+    suspicion_small_mesh_us: int = Field(default=4_800_000, ge=100_000)
     suspicion_max_factor: int = Field(default=6, ge=1)
     local_health_max: int = Field(default=7, ge=0)
     piggyback_items: int = Field(default=8, ge=1)
@@ -127,6 +127,8 @@ class AssignmentSettings(Section):
     replan_spacing_us: int = Field(default=30_000_000, ge=0)
     loss_replan_delay_us: int = Field(default=2_000_000, ge=0)
     withdraw_grace_us: int = Field(default=75_000_000, ge=0)
+    culprit_backoff_us: int = Field(default=60_000_000, ge=0, description="left out after a refusal; doubles each time")
+    culprit_backoff_max_us: int = Field(default=600_000_000, ge=0)
 
 
 class ReplanSettings(Section):

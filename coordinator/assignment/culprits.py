@@ -1,17 +1,19 @@
-"""Nodes that refused or failed a stage are left out for a while: 60 s, doubled each time, at most 10 min."""
+"""Nodes that refused or failed a stage are left out for a while, longer each time until they take part in a plan again."""
 
+from typing import Final
+
+from config.settings import AssignmentSettings
 from coordinator.view import ClusterView
 from protocol.ids import NodeId
 
-FIRST_US = 60_000_000
-LONGEST_US = 600_000_000
 MAX_FAILURES = 16
 
 
 class Culprits:
     """One slot's memory of who failed it. Bounded by the members of the view."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: AssignmentSettings) -> None:
+        self._settings: Final = settings
         self._until_us: dict[NodeId, int] = {}
         self._failures: dict[NodeId, int] = {}
         self._reasons: dict[NodeId, str] = {}
@@ -19,7 +21,9 @@ class Culprits:
     def blame(self, node_id: NodeId, reason: str, now_us: int) -> None:
         """Leave ``node_id`` out from now on."""
         failures = self._failures.get(node_id, 0)
-        self._until_us[node_id] = now_us + min(FIRST_US << failures, LONGEST_US)
+        self._until_us[node_id] = now_us + min(
+            self._settings.culprit_backoff_us << failures, self._settings.culprit_backoff_max_us
+        )
         self._failures[node_id] = min(MAX_FAILURES, failures + 1)
         self._reasons[node_id] = reason
 

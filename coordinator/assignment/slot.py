@@ -70,7 +70,7 @@ class SlotCoordinator:
         self._settings: Final = settings
         self._campaign: Final = campaign
         self._next_request_id: Final = next_request_id
-        self._culprits: Final = Culprits()
+        self._culprits: Final = Culprits(settings.assignment)
         self._quantiser: Final = SignalQuantiser()
         self._rejected: set[str] = set()
         self._term_persisted = False
