@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a script of the image build, not a module
 """Fail the image build when somebody else's package answers to one of our four generic import names.
 
 `config` and `protocol` are also projects on PyPI. A name is ours when every installed distribution that provides it is
@@ -31,5 +32,5 @@ def intruders() -> list[str]:
 if __name__ == "__main__":
     problems = intruders()
     for problem in problems:
-        print(problem, file=sys.stderr)
+        sys.stderr.write(f"{problem}\n")
     sys.exit(1 if problems else 0)
