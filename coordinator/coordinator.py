@@ -12,6 +12,7 @@ costs time. ``next_deadline`` bounds how long nothing is looked at.
 """
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from typing import Final, assert_never
 
@@ -58,7 +59,7 @@ class Coordinator:
     ) -> None:
         self._node_id: Final = node_id
         self._election: Final = election
-        self._settings: Final = SlotSettings(
+        self._settings = SlotSettings(
             election=election,
             assignment=assignment,
             replan=replan,
@@ -163,6 +164,14 @@ class Coordinator:
                 assert_never(command)
         decided = Decided(Decision(now_us, slot, "operator", text))
         return self._noted([decided]) + self._advance(now_us)
+
+    def set_planner(self, planner: PlannerSettings, now_us: int) -> list[Effect]:
+        """Another planning policy: the participant hash changes with it, so every slot is considered again."""
+        self._settings = replace(self._settings, planner=planner)
+        for slot in self._slots.values():
+            slot.settings = self._settings
+            slot.reconsider()
+        return self._advance(now_us)
 
     def on_timer(self, now_us: int) -> list[Effect]:
         """Time passed; harmless at any moment."""

@@ -67,7 +67,7 @@ class SlotCoordinator:
         """Of the last concluded round: while it stays the same there is no other round."""
         self.observed: Observation | None = None
         self._self_id: Final = self_id
-        self._settings: Final = settings
+        self.settings = settings
         self._campaign: Final = campaign
         self._next_request_id: Final = next_request_id
         self._culprits: Final = Culprits(settings.assignment)
@@ -145,8 +145,8 @@ class SlotCoordinator:
             return []
         now_us, running = moment.now_us, self.running
         judgement = Judgement(
-            replan=self._settings.replan,
-            assignment=self._settings.assignment,
+            replan=self.settings.replan,
+            assignment=self.settings.assignment,
             active_for_us=0 if running is None else now_us - running.active_since_us,
             observed=self.observed,
             missing_bytes={NodeId(node.node_id): node.missing_bytes or 0 for node in self.round.problem.participants},
@@ -199,7 +199,7 @@ class SlotCoordinator:
         if self.attempt is not None and self._term_persisted:
             due.append(self.attempt.next_deadline() or 0)
         if self.watch.broken_since_us is not None:
-            assignment = self._settings.assignment
+            assignment = self.settings.assignment
             due.append(self.watch.broken_since_us + assignment.loss_replan_delay_us)
             due.append(self.watch.broken_since_us + assignment.withdraw_grace_us)
         if self._recheck_at_us is not None:
@@ -266,7 +266,7 @@ class SlotCoordinator:
             for node_id, why in self.watch.health.lost.items():
                 if why in {"stage_failed", "not_serving"}:
                     self._culprits.blame(node_id, why, moment.now_us)
-        if self.busy or moment.now_us < since_us + self._settings.assignment.withdraw_grace_us:
+        if self.busy or moment.now_us < since_us + self.settings.assignment.withdraw_grace_us:
             return []
         return self.withdraw("no replacement within the grace", moment)
 
@@ -288,7 +288,7 @@ class SlotCoordinator:
         self._check_at_us = now_us + CHECK_INTERVAL_US
         rollback = self.running.rollback if self.running is not None and need == "rollback" else None
         culprits = self._culprits.current(now_us)
-        terms = problem_terms(self.spec, self._settings, moment, culprits, running=self.running, shape=rollback)
+        terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running, shape=rollback)
         problem = build_problem(moment.view, terms, self._quantiser)
         participant_hash = participant_set_hash(problem)
         if need in {"initial", "broken"} and participant_hash == self._refused_hash:
@@ -297,7 +297,7 @@ class SlotCoordinator:
         evaluated = self.running is not None and self.running.plan is not None
         if need == "changed" and participant_hash == self.participant_hash and evaluated and not recheck:
             return []
-        self._round_not_before_us = now_us + self._settings.assignment.replan_spacing_us
+        self._round_not_before_us = now_us + self.settings.assignment.replan_spacing_us
         if participant_hash != self.participant_hash:
             self._rejected.clear()
         self.round = PlanningRound(
@@ -314,7 +314,7 @@ class SlotCoordinator:
         return need_of(
             self.watch,
             self.spec.locked,
-            self._settings.assignment,
+            self.settings.assignment,
             moment,
             rollback_due=self._rollback_due(),
             round_not_before_us=self._round_not_before_us,
@@ -324,7 +324,7 @@ class SlotCoordinator:
         running = self.running
         if running is None or running.rollback is None or self.observed is None or self._baseline_tpot_us is None:
             return False
-        return must_roll_back(self._settings.replan, before_tpot_us=self._baseline_tpot_us, observed=self.observed)
+        return must_roll_back(self.settings.replan, before_tpot_us=self._baseline_tpot_us, observed=self.observed)
 
     def _conclude(self, concluded: PlanningRound, answer: Conclusion, moment: Moment) -> list[Effect]:
         now_us = moment.now_us
@@ -342,7 +342,7 @@ class SlotCoordinator:
         running = self.running
         self._recheck_at_us = None
         if verdict.reason == "dwell" and running is not None:
-            self._recheck_at_us = max(now_us + 1, running.active_since_us + self._settings.replan.min_dwell_us)
+            self._recheck_at_us = max(now_us + 1, running.active_since_us + self.settings.replan.min_dwell_us)
         first = self.participant_hash == ""
         self.participant_hash, self._planned_timeless = concluded.participant_hash, timeless_hash(concluded.problem)
         effects: list[Effect] = []
@@ -364,7 +364,7 @@ class SlotCoordinator:
             ballot=self._campaign.next_ballot(),
             plan=plan,
             running=running,
-            settings=self._settings.assignment,
+            settings=self.settings.assignment,
             force=moment.force,
         )
         self._term_persisted = False
