@@ -1,0 +1,193 @@
+"""The invariants of the protocol, checked from outside after every event of a simulated mesh.
+
+Nothing here reads a core's private state: agents are judged by their durable word, their effects and their messages.
+"""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from coordinator.assignment.effects import ComputePlan, Route, Send
+from coordinator.planner.problem import PlanningProblem
+from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage
+from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
+from protocol.rows import NodeRow
+from stage_agent.stage import effects as stage
+
+if TYPE_CHECKING:
+    from tests.simulation.ballot_mesh import BallotMesh, Process
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; the text names it."""
+
+
+class Checkers:
+    def __init__(self, mesh: "BallotMesh") -> None:
+        self.mesh = mesh
+        self.completed_requests = 0
+        self.activations = 0
+        self.rounds = 0
+        self._promised: dict[tuple[str, str, int], PlanEpoch] = defaultdict(lambda: NO_EPOCH)
+        self._active: dict[tuple[str, str, int], PlanEpoch] = defaultdict(lambda: NO_EPOCH)
+        self._said: dict[tuple[str, str, int], PlanEpoch] = defaultdict(lambda: NO_EPOCH)
+        self._hashes: dict[tuple[str, PlanEpoch], str] = {}
+        self._instances: dict[tuple[str, PlanEpoch], dict[str, str]] = defaultdict(dict)
+        self._participants: dict[tuple[str, PlanEpoch], tuple[str, ...]] = {}
+        self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
+        self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
+        self._asked: dict[tuple[int, str], tuple[Any, PlanEpoch]] = {}
+
+    def fail(self, number: int, text: str) -> None:
+        raise ViolationError(f"invariant {number}: {text}")
+
+    # -- effects
+
+    def effect(self, process: "Process", effect: Any) -> None:
+        match effect:
+            case Send(_, message):
+                self._coordinator_says(process, message)
+            case stage.Reply(_, message):
+                self._agent_says(process, message)
+            case ComputePlan(_, slot, problem):
+                self._round(process, slot, problem)
+            case Route(slot, node_id, ballot) if node_id is not None:
+                missing = [
+                    peer
+                    for peer in self._participants.get((slot, ballot), ())
+                    if (slot, ballot, peer) not in self._confirmed
+                ]
+                if missing:
+                    self.fail(3, f"{process.node_id} routes {slot} at {ballot} before {missing} confirmed")
+
+    def _coordinator_says(self, process: "Process", message: Any) -> None:
+        slot, ballot = message.slot, epoch_from_wire(message.ballot)
+        if isinstance(message, Prepare):
+            return
+        if isinstance(message, Stage):
+            self._one_hash(slot, ballot, message.plan_hash)
+            known = self._participants.setdefault((slot, ballot), message.participants)
+            if known != message.participants:
+                self.fail(2, f"two participant lists at {ballot}")
+            self._instances[slot, ballot][message.assignment.node_id] = message.assignment.instance
+            self._usable_nodes(process, message.participants)
+        if isinstance(message, Activate):
+            for peer in self._participants[slot, ballot]:
+                instance = self._instances[slot, ballot].get(peer, "?")
+                if (slot, ballot, peer, instance) not in self._ready:
+                    self.fail(3, f"{process.node_id} activates {ballot} although {peer} is not ready")
+
+    def _usable_nodes(self, process: "Process", participants: tuple[str, ...]) -> None:
+        facts = {member.node_id: member for member in process.members()}
+        for peer in participants:
+            member = facts.get(peer)
+            if member is None or member.state in {"dead", "left"} or member.row.status != "running":
+                if self.mesh.variant.clones:
+                    return
+                state = "unknown" if member is None else f"{member.state} {member.row.status}"
+                self.fail(7, f"{process.node_id} stages on {peer}, which it sees as {state}")
+
+    def _agent_says(self, process: "Process", message: Any) -> None:
+        ballot, key = epoch_from_wire(message.ballot), (process.node_id, message.slot, process.copy)
+        if isinstance(message, Promise):
+            self._said[key] = max(self._said[key], ballot)
+        elif isinstance(message, Ready | Active):
+            if ballot < self._said[key]:
+                self.fail(1, f"{process.node_id} says {message.type} at {ballot} after promising {self._said[key]}")
+            self._one_hash(message.slot, ballot, message.plan_hash)
+            if isinstance(message, Ready):
+                self._ready.add((message.slot, ballot, process.node_id, message.instance))
+            else:
+                self._confirmed.add((message.slot, ballot, process.node_id))
+                self.activations += 1
+
+    def _one_hash(self, slot: str, ballot: PlanEpoch, plan_hash: str) -> None:
+        known = self._hashes.setdefault((slot, ballot), plan_hash)
+        if known != plan_hash:
+            self.fail(2, f"two plans at {ballot}: {known[:8]} and {plan_hash[:8]}")
+
+    def _round(self, process: "Process", slot: str, problem: PlanningProblem) -> None:
+        """A healthy plan is reconsidered only for a reason other than noise."""
+        self.rounds += 1
+        if problem.request.locked is not None:
+            return
+        state = next(item for item in process.coordinator.snapshot(self.mesh.now_us).slots if item.slot == slot)
+        serious = tuple(
+            (node.node_id, node.detected_memory_bytes, node.runtime_headroom_bytes, node.signals_trusted)
+            for node in problem.participants
+        )
+        key = (id(process), slot)
+        if state.routable and state.ballot is not None and state.plan is not None:
+            before = self._asked.get(key)
+            if before == (serious, state.ballot) and not _may_recheck(process, self.mesh.now_us):
+                self.fail(8, f"{process.node_id} plans {slot} again although only noise changed")
+            self._asked[key] = (serious, state.ballot)
+
+    # -- rows, frames, state
+
+    def row_taken(self, process: "Process", row: NodeRow, known: NodeRow | None) -> None:
+        if known is not None and (row.boot_counter, row.seq) < (known.boot_counter, known.seq):
+            if self.mesh.variant.clones:
+                return
+            self.fail(5, f"{process.node_id} goes back to an older row of {row.node_id}")
+
+    def completed(self, slot: str, trail: tuple[Any, ...]) -> None:
+        self.completed_requests += 1
+        epochs, hashes = {part[1] for part in trail}, {part[2] for part in trail}
+        if len(epochs) > 1 or len(hashes) > 1:
+            self.fail(3, f"a request of {slot} ran at {len(epochs)} epochs and {len(hashes)} plans")
+        position = 0
+        for node_id, _, _, start, end in trail:
+            if start != position:
+                self.fail(9, f"a request of {slot} jumped from layer {position} to {start} at {node_id}")
+            position = end
+
+    def after(self, process: "Process") -> None:
+        process.agent.validate()
+        process.coordinator.validate()
+        used = sum(self.mesh.sizes[weights] for weights in set(process.loads.values()))
+        if used > self.mesh.usable_bytes(process.node_id):
+            self.fail(4, f"{process.node_id} holds {used} bytes of {self.mesh.usable_bytes(process.node_id)}")
+        for spec in self.mesh.specs:
+            record, key = process.agent.record(spec.slot), (process.node_id, spec.slot, process.copy)
+            if record.promised < self._promised[key]:
+                self.fail(1, f"{process.node_id} promised {self._promised[key]}, now {record.promised}")
+            if record.last_active < self._active[key]:
+                self.fail(1, f"{process.node_id} was active at {self._active[key]}, now {record.last_active}")
+            self._promised[key], self._active[key] = record.promised, record.last_active
+            if record.active is not None:
+                self._one_hash(spec.slot, record.active.ballot, record.active.plan_hash)
+
+    # -- after healing
+
+    def converged(self) -> str:
+        """Empty when every live node agrees on one coordinator and one whole plan per model; else what is missing."""
+        live = self.mesh.live()
+        views = [process.coordinator.snapshot(self.mesh.now_us) for process in live]
+        leaders = {view.canonical for view in views}
+        if len(leaders) != 1:
+            return f"coordinators {sorted(map(str, leaders))}"
+        leader = leaders.pop()
+        own = next((view for process, view in zip(live, views, strict=True) if process.node_id == leader), None)
+        if own is None or own.role != "coordinator":
+            return f"{leader} does not coordinate"
+        for item in own.slots:
+            if not item.routable or item.ballot is None:
+                return f"{item.slot} is {item.state} at {leader}: {item.lost} {item.refused}"
+            serving = {
+                process.node_id: held.ballot
+                for process in live
+                if (held := process.agent.record(item.slot).active) is not None
+            }
+            stray = {node_id: ballot for node_id, ballot in serving.items() if ballot != item.ballot}
+            if stray:
+                return f"{item.slot}: {item.ballot} serves, but also {stray}"
+            if set(serving) != set(item.nodes):
+                return f"{item.slot}: {sorted(serving)} serve, the plan has {sorted(item.nodes)}"
+        return ""
+
+
+def _may_recheck(process: "Process", now_us: int) -> bool:
+    """A verdict of ``dwell`` is looked at again once the dwell is over."""
+    decisions = process.coordinator.snapshot(now_us).decisions
+    kept = [decision for decision in decisions if decision.kind in {"kept", "activated", "adopted", "broken"}]
+    return not kept or kept[-1].reason == "dwell" or kept[-1].kind != "kept"

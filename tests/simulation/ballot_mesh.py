@@ -1,0 +1,508 @@
+"""A mesh of real coordinators, agents and stage fences on virtual time, with a deliberately bad network and membership.
+
+Ballot messages pass through the real codec. Membership is a small gossip model, worse than the real one on purpose: rows
+with versions, liveness by age of evidence, one-way partitions that only one side notices. Every effect list can be cut
+short by a crash between any two effects, with the write in progress lost or not. Checkers look after every event.
+"""
+
+import heapq
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from coordinator.assignment.effects import ComputePlan, Decided, PersistTerm, Route, Send
+from coordinator.assignment.moment import ServedModelSpec
+from coordinator.coordinator import Coordinator
+from coordinator.model.package import Layer, ModelPackage
+from coordinator.planner.planning import plan
+from coordinator.view import MemberFacts
+from protocol.codec import decode, encode
+from protocol.fencing import PlanEpoch
+from protocol.ids import Instance, NodeId, Slot
+from protocol.rows import DeviceFact, LinkFact, NodeRow
+from stage_agent.stage import effects as stage
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage.record import SlotRecord
+from tests.simulation.ballot_checkers import Checkers
+
+SECOND = 1_000_000
+GIB = 2**30
+SUSPECT_US, DEAD_US = 3 * SECOND, 6 * SECOND
+HEARTBEAT_US = SECOND
+
+ELECTION = ElectionSettings(
+    settle_us=2 * SECOND, settle_max_us=6 * SECOND, backoff_max_us=6 * SECOND, sticky_us=5 * SECOND
+)
+ASSIGNMENT = AssignmentSettings(
+    load_deadline_min_us=20 * SECOND,
+    reply_timeout_us=SECOND,
+    replan_spacing_us=5 * SECOND,
+    culprit_backoff_us=3 * SECOND,
+    culprit_backoff_max_us=6 * SECOND,
+    withdraw_grace_us=30 * SECOND,
+)
+REPLAN = ReplanSettings(min_dwell_us=20 * SECOND)
+PLANNER = PlannerSettings(context_length=4096, parallel_lanes=1, search_budget_ms=2)
+
+
+@dataclass
+class Variant:
+    """What is built; tests replace one part by a broken one."""
+
+    coordinator: type[Coordinator] = Coordinator
+    agent: type[StageAgent] = StageAgent
+    row_is_newer: Callable[[NodeRow, NodeRow], bool] = lambda new, old: (
+        (new.boot_counter, new.seq)
+        > (
+            old.boot_counter,
+            old.seq,
+        )
+    )
+    blank_instances: bool = False
+    clones: bool = False
+    noise_milli: int = 30
+
+
+@dataclass
+class Weather:
+    """The network. Probabilities in thousandths; ``blocked`` are directed pairs of node ids."""
+
+    loss_milli: int = 0
+    duplicate_milli: int = 0
+    delay_us: int = 2_000
+    jitter_us: int = 2_000
+    crash_milli: int = 0
+    load_us: int = 2 * SECOND
+    load_failure_milli: int = 0
+    runtime_death_milli: int = 0
+    blocked: set[tuple[str, str]] = field(default_factory=set)
+
+
+class Disk:
+    """What survives a crash. Records go through their document form and JSON, as on a real disk."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.boots = 0
+        self.slots: dict[str, str] = {}
+
+    def restore(self) -> dict[Slot, SlotRecord]:
+        return {Slot(name): SlotRecord.from_document(json.loads(text)) for name, text in self.slots.items()}
+
+
+class Process:
+    """One start of one node: both cores, a scripted runtime, and what it knows of the others."""
+
+    def __init__(self, mesh: "BallotMesh", node_id: NodeId, disk: Disk, copy: int = 0) -> None:
+        self.mesh, self.node_id, self.disk, self.copy = mesh, node_id, disk, copy
+        disk.boots += 1
+        self.boot = disk.boots
+        self.seq = 0
+        self.instance = Instance(f"{mesh.random.getrandbits(128):032x}")
+        self.alive = True
+        self.frozen_until_us = 0
+        self.status = "running"
+        self.rows: dict[NodeId, NodeRow] = {}
+        self.evidence_us: dict[NodeId, int] = {}
+        self.direct_us: dict[NodeId, int] = {}
+        self.instances_us: dict[NodeId, dict[str, int]] = {}
+        self.routes: dict[Slot, tuple[NodeId, PlanEpoch]] = {}
+        self.loads: dict[tuple[Slot, PlanEpoch], int] = {}
+        self.wake_us = -1
+        self.heartbeat_us = mesh.now_us + mesh.random.randrange(HEARTBEAT_US)
+        self.next_request = 0
+        ballot_instance = Instance("") if mesh.variant.blank_instances else self.instance
+        self.coordinator = mesh.variant.coordinator(
+            node_id=node_id,
+            instance=ballot_instance,
+            last_term=disk.term,
+            election=ELECTION,
+            assignment=ASSIGNMENT,
+            replan=REPLAN,
+            planner=PLANNER,
+            random=Random(f"{mesh.seed} {node_id} {self.boot} {copy}"),
+            now_us=mesh.now_us,
+        )
+        self.agent = mesh.variant.agent(
+            node_id=node_id,
+            instance=self.instance,
+            restored=disk.restore(),
+            usable_memory_bytes=mesh.usable_bytes(node_id),
+            settings=ELECTION,
+            now_us=mesh.now_us,
+        )
+        self.carry(self.coordinator.serve(mesh.specs, mesh.now_us))
+        self.look()
+
+    # -- what it says of itself and knows of others
+
+    def row(self) -> NodeRow:
+        mesh, base = self.mesh, self.mesh.bandwidth[self.node_id]
+        self.seq += 1
+        noise = mesh.variant.noise_milli
+        return NodeRow(
+            node_id=self.node_id,
+            public_key=b"k" * 32,
+            boot_counter=self.boot,
+            seq=self.seq,
+            instance=self.instance,
+            name=self.node_id,
+            version="1",
+            status=self.status,
+            detected_memory_bytes=mesh.memory[self.node_id],
+            devices=(
+                DeviceFact(
+                    name="cpu",
+                    kind="cpu",
+                    memory_bytes=mesh.memory[self.node_id],
+                    memory_bandwidth_bytes_per_s=base + base * mesh.random.randint(-noise, noise) // 1000,
+                    source="measured",
+                ),
+            ),
+            links=tuple(
+                LinkFact(target=peer, min_rtt_us=mesh.rtt_us, samples=9, first_age_us=20 * SECOND, last_age_us=1)
+                for peer in mesh.node_ids
+                if peer != self.node_id
+            ),
+            stages=self.agent.facts(mesh.now_us),
+            max_term=self.disk.term,
+        )
+
+    def members(self) -> tuple[MemberFacts, ...]:
+        facts = []
+        for node_id, row in sorted(self.rows.items()):
+            age = 0 if node_id == self.node_id else self.mesh.now_us - self.evidence_us[node_id]
+            state = "alive" if age < SUSPECT_US else "suspect" if age < DEAD_US else "dead"
+            if row.status == "left":
+                state = "left"
+            seen = [at for at in self.instances_us[node_id].values() if self.mesh.now_us - at < 10 * SECOND]
+            restarted = len(seen) > 1 and self.mesh.variant.clones
+            settled = node_id == self.node_id or self.mesh.now_us - self.direct_us.get(node_id, -(10**12)) < 30 * SECOND
+            facts.append(
+                MemberFacts(
+                    row=row, state=state, settled=settled, conflict=restarted, coordinator_rtt_us=self.mesh.rtt_us
+                )
+            )
+        return tuple(facts)
+
+    def hear(self, row: NodeRow, age_us: int, *, direct: bool) -> bool:
+        """Take in a row; true when something that matters to the coordinator changed."""
+        node_id, now_us = NodeId(row.node_id), self.mesh.now_us
+        if node_id == self.node_id and row.instance != self.instance and self.mesh.variant.clones:
+            self.instances_us.setdefault(node_id, {})[row.instance] = now_us
+            return False
+        if node_id == self.node_id and row.instance != self.instance:
+            return False
+        known = self.rows.get(node_id)
+        newer = known is None or self.mesh.variant.row_is_newer(row, known)
+        if newer or direct or known is not None:
+            self.evidence_us[node_id] = max(self.evidence_us.get(node_id, -(10**12)), now_us - age_us)
+        if direct:
+            self.direct_us[node_id] = now_us
+        if not newer:
+            return False
+        self.rows[node_id] = row
+        self.instances_us.setdefault(node_id, {})[row.instance] = now_us
+        self.mesh.checkers.row_taken(self, row, known)
+        return (
+            known is None or known.stages != row.stages or known.instance != row.instance or known.status != row.status
+        )
+
+    def look(self) -> None:
+        """Membership changed, or might have."""
+        if not self.alive:
+            return
+        now_us = self.mesh.now_us
+        self.hear(self.row(), 0, direct=True)
+        members = self.members()
+        alive = frozenset(member.node_id for member in members if member.connected)
+        self.agent.on_members(alive)
+        self.carry(self.coordinator.on_members(members, now_us))
+
+    def beat(self) -> None:
+        """Tell everybody everything."""
+        self.heartbeat_us = self.mesh.now_us + HEARTBEAT_US
+        self.look()
+        ages = tuple((row, self.mesh.now_us - self.evidence_us[node_id]) for node_id, row in self.rows.items())
+        for peer in self.mesh.node_ids:
+            if peer != self.node_id:
+                self.mesh.send(self, peer, ("rows", ages))
+
+    # -- effects
+
+    def carry(self, effects: list[Any]) -> None:
+        mesh = self.mesh
+        for effect in effects:
+            if not self.alive:
+                return
+            if mesh.chance(mesh.weather.crash_milli):
+                if isinstance(effect, stage.Persist) and mesh.random.random() < 0.5:
+                    self.write(effect)
+                mesh.crash(self)
+                return
+            self.carry_one(effect)
+
+    def write(self, effect: stage.Persist) -> None:
+        self.disk.slots[effect.slot] = json.dumps(effect.record.to_document())
+
+    def carry_one(self, effect: Any) -> None:
+        mesh = self.mesh
+        mesh.checkers.effect(self, effect)
+        match effect:
+            case Send(peer, message) | stage.Reply(peer, message):
+                mesh.send(self, peer, encode(message))
+            case PersistTerm(term):
+                self.disk.term = max(self.disk.term, term)
+                self.later(1_000, lambda: self.carry(self.coordinator.on_term_persisted(term, mesh.now_us)))
+            case ComputePlan(request_id, _, problem):
+                self.later(
+                    20_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), mesh.now_us))
+                )
+            case Route(slot, node_id, ballot):
+                self.routes.pop(slot, None)
+                if node_id is not None:
+                    self.routes[slot] = (node_id, ballot)
+            case Decided(decision):
+                mesh.log(f"{self.node_id} {decision.kind}: {decision.reason}")
+            case stage.Persist():
+                self.write(effect)
+            case stage.Load(slot, ballot, assignment, reuse):
+                shared = None if reuse is None else self.loads.get((slot, reuse))
+                self.loads[slot, ballot] = mesh.next_load() if shared is None else shared
+                self.later(10_000 if shared is not None else mesh.load_time_us(), lambda: self.loaded(slot, ballot))
+                mesh.sizes[self.loads[slot, ballot]] = assignment.required_bytes
+            case stage.Unload(slot, ballot):
+                self.later(200_000, lambda: self.unloaded(slot, ballot))
+            case stage.ActivateRuntime(slot, ballot):
+                mesh.log(f"{self.node_id} activates {slot} {ballot}")
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        def run() -> None:
+            if self.alive:
+                self.mesh.run_in(self, action)
+
+        self.mesh.at(self.mesh.now_us + delay_us, run)
+
+    def loaded(self, slot: Slot, ballot: PlanEpoch) -> None:
+        if (slot, ballot) not in self.loads:
+            return
+        weather, now_us = self.mesh.weather, self.mesh.now_us
+        if self.mesh.chance(weather.load_failure_milli):
+            del self.loads[slot, ballot]
+            self.carry(self.agent.on_runtime(stage.LoadFailed(slot, ballot, "load_failed", "scripted"), now_us))
+            return
+        self.carry(self.agent.on_runtime(stage.Loaded(slot, ballot), now_us))
+        if self.mesh.chance(weather.runtime_death_milli):
+            self.later(self.mesh.random.randrange(20 * SECOND), lambda: self.die(slot, ballot))
+
+    def die(self, slot: Slot, ballot: PlanEpoch) -> None:
+        weights = self.loads.get((slot, ballot))
+        for label in [label for label, held in self.loads.items() if held == weights]:
+            del self.loads[label]
+            self.carry(self.agent.on_runtime(stage.RuntimeDied(*label, "scripted"), self.mesh.now_us))
+
+    def unloaded(self, slot: Slot, ballot: PlanEpoch) -> None:
+        self.loads.pop((slot, ballot), None)
+        self.carry(self.agent.on_runtime(stage.Unloaded(slot, ballot), self.mesh.now_us))
+
+    # -- inputs
+
+    def receive(self, sender: NodeId, payload: Any) -> None:
+        now_us = self.mesh.now_us
+        if isinstance(payload, bytes):
+            message: Any = decode(payload)
+            if message.type in {"promise", "nack", "stage_progress", "ready", "active"}:
+                self.carry(self.coordinator.on_reply(sender, message, now_us))
+            else:
+                before = self.agent.facts(now_us)
+                self.carry(self.agent.on_message(sender, message, now_us))
+                if self.alive and before != self.agent.facts(now_us):
+                    self.heartbeat_us = min(self.heartbeat_us, now_us + 100_000)
+        elif payload[0] == "rows":
+            changed = False
+            for row, age_us in payload[1]:
+                changed |= self.hear(row, age_us, direct=row.node_id == sender)
+            if changed:
+                self.look()
+        else:
+            self.frame(*payload[1:])
+
+    def request(self, slot: Slot) -> None:
+        """A client's request at stage 0."""
+        held = self.agent.record(slot).active
+        if held is None:
+            return
+        self.next_request = max(self.next_request, self.agent.record(slot).first_request_id) + 1
+        self.frame(slot, held.ballot, self.next_request, ())
+
+    def frame(self, slot: Slot, epoch: PlanEpoch, request_id: int, trail: tuple[Any, ...]) -> None:
+        verdict = self.agent.accept_frame(slot, epoch, request_id, None, self.mesh.now_us)
+        held = self.agent.record(slot).active
+        if not verdict.accepted or held is None:
+            return
+        part = held.assignment
+        trail = (*trail, (self.node_id, held.ballot, held.plan_hash, part.layer_start, part.layer_end))
+        if part.next:
+            self.mesh.send(self, NodeId(part.next), ("frame", slot, epoch, request_id, trail))
+        else:
+            self.mesh.checkers.completed(slot, trail)
+
+    def timer(self) -> None:
+        now_us = self.mesh.now_us
+        if now_us >= self.heartbeat_us:
+            self.beat()
+        self.carry(self.agent.on_timer(now_us))
+        if self.alive:
+            self.carry(self.coordinator.on_timer(now_us))
+
+    def deadline(self) -> int:
+        due = [self.heartbeat_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.mesh.now_us)]
+        return min(moment for moment in due if moment is not None)
+
+
+class BallotMesh:
+    """Nodes, weather, one queue. ``seed`` decides everything."""
+
+    def __init__(self, seed: int, variant: Variant | None = None, nodes: int | None = None, slots: int = 1) -> None:
+        self.seed, self.variant = seed, variant or Variant()
+        self.random = Random(seed)
+        self.now_us = SECOND
+        self.weather = Weather()
+        self.checkers = Checkers(self)
+        self.history: list[str] = []
+        count = nodes or self.random.choice((2, 3, 3, 4, 4, 5, 6, 7, 9, 12))
+        self.node_ids = tuple(NodeId(f"n{number:02d}") for number in range(count))
+        self.memory = {node_id: self.random.choice((4, 6, 8, 12)) * GIB for node_id in self.node_ids}
+        self.bandwidth = {node_id: self.random.randint(10, 80) * 10**9 for node_id in self.node_ids}
+        self.rtt_us = self.random.choice((300, 1_500, 8_000))
+        self.sizes: dict[int, int] = {}
+        self.specs = tuple(self._spec(number, slots) for number in range(slots))
+        self.disks = {node_id: Disk() for node_id in self.node_ids}
+        self.processes: dict[NodeId, list[Process]] = {node_id: [] for node_id in self.node_ids}
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = 0
+        self._loads = 0
+        for node_id in self.node_ids:
+            self.at(self.now_us + self.random.randrange(SECOND), lambda node_id=node_id: self.start(node_id))
+        self.at(self.now_us, self._request)
+
+    def _spec(self, number: int, slots: int) -> ServedModelSpec:
+        layers = self.random.choice((8, 12, 16))
+        usable = sum(self.usable_bytes(node_id) for node_id in self.node_ids)
+        each = usable * self.random.choice((20, 30, 40)) // (100 * slots * layers)
+        package = ModelPackage(
+            f"m{number}",
+            f"{number:064x}",
+            tuple(Layer(each, each, 1024) for _ in range(layers)),
+            each // 4,
+            each // 4,
+            4096,
+            8192,
+        )
+        return ServedModelSpec(Slot(f"s{number}"), f"/models/{number}", package, priority=number)
+
+    # -- time
+
+    def at(self, at_us: int, action: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (max(at_us, self.now_us), self._order, action))
+
+    def run_until(self, until_us: int) -> None:
+        while self._queue and self._queue[0][0] <= until_us:
+            self.now_us, _, action = heapq.heappop(self._queue)
+            action()
+        self.now_us = max(self.now_us, until_us)
+
+    def run_in(self, process: Process, action: Callable[[], None]) -> None:
+        """Run ``action`` in a process, after its stall if it is stalled; then check and arm its timer."""
+        if process.frozen_until_us > self.now_us:
+            self.at(process.frozen_until_us, lambda: self.run_in(process, action) if process.alive else None)
+            return
+        action()
+        if process.alive:
+            self.checkers.after(process)
+            self.arm(process)
+
+    def arm(self, process: Process) -> None:
+        due = max(process.deadline(), self.now_us)
+        if process.wake_us < self.now_us or due < process.wake_us:
+            process.wake_us = due
+
+            def wake() -> None:
+                if process.alive and process.wake_us == due:
+                    process.wake_us = -1
+                    self.run_in(process, process.timer)
+
+            self.at(due, wake)
+
+    # -- network
+
+    def send(self, source: Process, peer: NodeId, payload: Any) -> None:
+        weather = self.weather
+        local = peer == source.node_id and source.alive
+        if not local and ((source.node_id, peer) in weather.blocked or self.chance(weather.loss_milli)):
+            return
+        copies = 2 if not local and self.chance(weather.duplicate_milli) else 1
+        for _ in range(copies):
+            delay = 0 if local else weather.delay_us + self.random.randint(0, weather.jitter_us)
+            if not local and self.chance(weather.duplicate_milli // 4):
+                delay += self.random.randrange(10 * SECOND)  # a very late one
+            self.at(self.now_us + delay, lambda: self._deliver(source, peer, payload, local=local))
+
+    def _deliver(self, source: Process, peer: NodeId, payload: Any, *, local: bool) -> None:
+        targets = [process for process in self.processes[peer] if process.alive]
+        if local:
+            targets = [process for process in targets if process is source]
+        if targets:
+            target = self.random.choice(targets)
+            self.run_in(target, lambda: target.receive(source.node_id, payload))
+
+    def chance(self, milli: int) -> bool:
+        return milli > 0 and self.random.randrange(1000) < milli
+
+    # -- nodes
+
+    def usable_bytes(self, node_id: NodeId) -> int:
+        return self.memory[node_id] - -(-self.memory[node_id] // 10)
+
+    def start(self, node_id: NodeId, *, clone: bool = False) -> None:
+        running = [process for process in self.processes[node_id] if process.alive]
+        if running and not clone:
+            return
+        disk = self.disks[node_id]
+        if clone:
+            copied = Disk()
+            copied.term, copied.boots, copied.slots = disk.term, disk.boots - 1, dict(disk.slots)
+            disk = copied
+        process = Process(self, node_id, disk, copy=len(running))
+        self.processes[node_id].append(process)
+        self.log(f"{node_id} starts, boot {process.boot}")
+        self.arm(process)
+
+    def crash(self, process: Process) -> None:
+        process.alive = False
+        self.processes[process.node_id].remove(process)
+        self.log(f"{process.node_id} crashes")
+
+    def live(self) -> list[Process]:
+        return [process for running in self.processes.values() for process in running if process.alive]
+
+    def next_load(self) -> int:
+        self._loads += 1
+        return self._loads
+
+    def load_time_us(self) -> int:
+        return self.random.randrange(self.weather.load_us // 4, self.weather.load_us + 1)
+
+    def log(self, text: str) -> None:
+        self.history.append(f"{self.now_us / SECOND:9.3f} {text}")
+
+    def _request(self) -> None:
+        for process in self.live():
+            for slot, (node_id, _) in process.routes.items():
+                for target in self.processes[node_id]:
+                    self.run_in(target, lambda target=target, slot=slot: target.request(slot))
+        self.at(self.now_us + 400_000, self._request)
