@@ -1,0 +1,128 @@
+"""Everything a node says about its own hardware: measured once, cached, or shaped by the settings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from config.settings import ProbeSettings, Settings, ShapeSettings
+from protocol.rows import DeviceFact
+from stage_agent.probes.bandwidth import measure_bandwidth
+from stage_agent.probes.cache import load_benchmark, store_benchmark
+from stage_agent.probes.compute import measure_compute
+from stage_agent.probes.devices import MAX_DEVICES, nvidia_devices
+from stage_agent.probes.host import available_memory_bytes, detected_memory_bytes, processor_name
+from stage_agent.probes.opencl import opencl_devices
+
+Progress = Callable[[str, float], None]
+"""``progress(what, fraction)``: what is measured now, and how much of everything is done."""
+
+_BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.2
+"""Of the budget; the rest is for asking the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """For the node's row. ``devices`` starts with the processor; accelerators follow."""
+
+    detected_memory_bytes: int
+    available_memory_bytes: int
+    memory_source: Literal["measured", "shaped"]
+    devices: tuple[DeviceFact, ...]
+    notes: tuple[str, ...] = ()
+    """``benchmark_busy`` (others used the machine), ``benchmark_cache_suspected`` (buffer under four caches)."""
+    conditions: dict[str, Any] | None = None
+    """What the figures were measured under; ``None`` when nothing was."""
+
+
+def measure_node(
+    settings: Settings, cache_dir: Path, progress: Progress = lambda _what, _fraction: None, *, fresh: bool = False
+) -> NodeFacts:
+    """Measure what the settings do not shape; blocks for about ``probe.budget_us``: run it in a thread.
+
+    A cached result of the same conditions is used unless ``fresh``. Figures that were measured while the machine was busy
+    are reported and marked, but not cached.
+    """
+    probe, shape = settings.probe, settings.shape
+    figures: dict[str, Any] = {}
+    age_us: int | None = None
+    if probe.benchmark and (shape.memory_bandwidth_bytes_per_s is None or shape.compute_flops_per_s is None):
+        cached = None if fresh else load_benchmark(cache_dir, probe.max_age_us)
+        if cached is not None:
+            figures, age_us = cached.figures, cached.age_us
+        else:
+            figures, age_us = _benchmark(probe, progress), 0
+            if fresh:  # the first OpenCL compilation takes seconds: too long for a daemon's start
+                progress("accelerators", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
+                figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
+            if not figures["busy"]:
+                store_benchmark(cache_dir, figures)
+    memory = shape.memory_bytes if shape.memory_bytes is not None else detected_memory_bytes()
+    processor = _processor(shape, figures, age_us, memory)
+    accelerators = () if shape.memory_bytes is not None else _accelerators(figures.get("opencl", ()))
+    progress("done", 1.0)
+    return NodeFacts(
+        detected_memory_bytes=memory,
+        available_memory_bytes=min(memory, available_memory_bytes()),
+        memory_source="measured" if shape.memory_bytes is None else "shaped",
+        devices=(processor, *accelerators)[:MAX_DEVICES],
+        notes=_notes(figures),
+        conditions=figures or None,
+    )
+
+
+def _benchmark(probe: ProbeSettings, progress: Progress) -> dict[str, Any]:
+    budget_s = probe.budget_us / 1e6
+    progress("memory bandwidth", 0.0)
+    bandwidth = measure_bandwidth(budget_s * _BANDWIDTH_SHARE, probe.busy_load_milli)
+    progress("compute", _BANDWIDTH_SHARE)
+    compute = measure_compute(budget_s * _COMPUTE_SHARE, probe.busy_load_milli)
+    return {
+        "memory_bandwidth_bytes_per_s": bandwidth.bytes_per_s,
+        "compute_flops_per_s": compute.flops_per_s,
+        "buffer_bytes": bandwidth.buffer_bytes,
+        "cache_bytes": bandwidth.cache_bytes,
+        "runs": bandwidth.trial.runs + compute.trial.runs,
+        "others_load_milli": max(bandwidth.trial.others_load_milli, compute.trial.others_load_milli),
+        "busy": bandwidth.trial.busy or compute.trial.busy,
+    }
+
+
+def _processor(shape: ShapeSettings, figures: dict[str, Any], age_us: int | None, memory_bytes: int) -> DeviceFact:
+    """The processor's fact; shaped figures win, and one shaped figure marks the whole device as shaped."""
+    bandwidth = shape.memory_bandwidth_bytes_per_s or figures.get("memory_bandwidth_bytes_per_s")
+    flops = shape.compute_flops_per_s or figures.get("compute_flops_per_s")
+    shaped = shape.memory_bandwidth_bytes_per_s is not None or shape.compute_flops_per_s is not None
+    source: Literal["measured", "shaped", "unknown"] = "shaped" if shaped else "measured" if figures else "unknown"
+    return DeviceFact(
+        name=processor_name()[:64],
+        kind="cpu",
+        memory_bytes=memory_bytes,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        compute_flops_per_s=flops,
+        source=source,
+        measured_age_us=age_us if source == "measured" else None,
+    )
+
+
+def _accelerators(opencl: Sequence[dict[str, Any]]) -> tuple[DeviceFact, ...]:
+    """NVML's devices, each with OpenCL's figures when one of the same name was measured, then OpenCL's others."""
+    measured = [DeviceFact.model_validate(fact) for fact in opencl]
+    merged = []
+    for fact in nvidia_devices():
+        match = next((other for other in measured if other.name == fact.name), None)
+        if match is None:
+            merged.append(fact)
+        else:
+            measured.remove(match)
+            merged.append(match.model_copy(update={"kind": fact.kind, "memory_bytes": fact.memory_bytes}))
+    return (*merged, *measured)
+
+
+def _notes(figures: dict[str, Any]) -> tuple[str, ...]:
+    labels = []
+    if figures.get("busy"):
+        labels.append("benchmark_busy")
+    if figures and figures["buffer_bytes"] < 4 * figures["cache_bytes"]:
+        labels.append("benchmark_cache_suspected")
+    return tuple(labels)
