@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from protocol.errors import WireError
 from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId
-from protocol.stage_frame import HEADER_BYTES, MAX_CHAT_METADATA_BYTES, MAX_PAYLOAD_BYTES, StageFrame, decode_frame
+from protocol.stage_frame import MAX_FRAME_BYTES, StageFrame, decode_frame
 
 _LAYOUT = struct.Struct("<4sIQ32s16s64s")
 _MAGIC = b"SMF1"
 ENVELOPE_BYTES = _LAYOUT.size
 assert ENVELOPE_BYTES == 128
-MAX_SEALED_BYTES = ENVELOPE_BYTES + HEADER_BYTES + MAX_PAYLOAD_BYTES + MAX_CHAT_METADATA_BYTES + 16 * 1024 * 1024
-"""Above this a bulk stream's length prefix is refused before a byte is buffered: payload, metadata, sidebands."""
+MAX_SEALED_BYTES = ENVELOPE_BYTES + MAX_FRAME_BYTES
+"""A bulk stream's length prefix above this is refused before a byte is buffered."""
 
 
 @dataclass(frozen=True, slots=True)

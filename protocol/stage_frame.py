@@ -40,6 +40,8 @@ MAX_CHAT_METADATA_BYTES = 8 * 1024 * 1024
 MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
 MAX_FRAME_TOKENS = 1_048_576
 """Tokens, token ids and position ids of one frame: the largest context anybody serves today, as a chunk."""
+MAX_FRAME_BYTES = MAX_PAYLOAD_BYTES + MAX_CHAT_METADATA_BYTES + 8 * MAX_FRAME_TOKENS + 4_096
+"""Payload, metadata, both sidebands, header and sampling: a longer frame is refused before a byte of it is buffered."""
 NO_TOKEN = -1
 
 FLAG_SAMPLING = 1

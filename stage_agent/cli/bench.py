@@ -12,7 +12,7 @@ from rich.table import Table
 from config.load import cache_dir, load_settings
 from config.settings import Settings
 from stage_agent.cli.output import JsonOption, console, print_json
-from stage_agent.probes.facts import NodeFacts, measure_node
+from stage_agent.probes.measure import NodeFacts, measure_node
 
 _BUDGET_US = 8_000_000
 """Longer than at a daemon's start: the buffer can be touched in full, and more runs are seen."""

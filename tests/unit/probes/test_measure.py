@@ -8,7 +8,7 @@ import pytest
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from stage_agent.probes import cache
-from stage_agent.probes.facts import measure_node
+from stage_agent.probes.measure import measure_node
 
 QUICK = ProbeSettings(budget_us=300_000, busy_load_milli=1_000_000)
 """However busy the machine that runs the tests is, a run counts."""

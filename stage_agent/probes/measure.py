@@ -36,7 +36,7 @@ class NodeFacts:
 
 
 def measure_node(
-    settings: Settings, cache_dir: Path, progress: Progress = lambda _what, _fraction: None, *, fresh: bool = False
+    settings: Settings, cache_dir: Path, progress: Progress | None = None, *, fresh: bool = False
 ) -> NodeFacts:
     """Measure what the settings do not shape; blocks for about ``probe.budget_us``: run it in a thread.
 
@@ -44,6 +44,7 @@ def measure_node(
     are reported and marked, but not cached.
     """
     probe, shape = settings.probe, settings.shape
+    tell = progress or (lambda _what, _fraction: None)
     figures: dict[str, Any] = {}
     age_us: int | None = None
     if probe.benchmark and (shape.memory_bandwidth_bytes_per_s is None or shape.compute_flops_per_s is None):
@@ -51,16 +52,16 @@ def measure_node(
         if cached is not None:
             figures, age_us = cached.figures, cached.age_us
         else:
-            figures, age_us = _benchmark(probe, progress), 0
+            figures, age_us = _benchmark(probe, tell), 0
             if fresh:  # the first OpenCL compilation takes seconds: too long for a daemon's start
-                progress("accelerators", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
+                tell("accelerators", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
                 figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
             if not figures["busy"]:
                 store_benchmark(cache_dir, figures)
     memory = shape.memory_bytes if shape.memory_bytes is not None else detected_memory_bytes()
     processor = _processor(shape, figures, age_us, memory)
     accelerators = () if shape.memory_bytes is not None else _accelerators(figures.get("opencl", ()))
-    progress("done", 1.0)
+    tell("done", 1.0)
     return NodeFacts(
         detected_memory_bytes=memory,
         available_memory_bytes=min(memory, available_memory_bytes()),
