@@ -14,9 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.planner.cost import Matrix
-from coordinator.planner.span_costs import INFINITE, HopArrays
+from coordinator.planner.span_costs import HOPELESS, INFINITE, HopArrays
 
-PRICE_ROUNDS = 24
+STALL_ROUNDS = 4
+LEAST_PACE = 0.02
+UNREACHED = 2**52
+"""An upper bound from here on is no plan's cost: the ascent then aims 20 % above its own bound."""
+PRICE_LIMIT = INFINITE >> 12
+"""Keeps the sum of all prices far below ``INFINITE``."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ def walk_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> WalkBounds:
     for layer in range(last - 1, -1, -1):
         ends = slice(layer + 1, count)
         best = (cost[None, :, layer, ends] + follow[:, :, ends]).min(axis=2)
-        gin[:, :, layer] = np.minimum(best, INFINITE)
+        gin[:, :, layer] = np.where(best >= HOPELESS, INFINITE, best)
         if layer:
             onward = best.copy()
             onward[head, head] = INFINITE  # the head never comes back
@@ -48,36 +53,51 @@ def walk_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> WalkBounds:
     return WalkBounds(gin, prices)
 
 
-def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int = PRICE_ROUNDS) -> tuple[Matrix, int]:
-    """Prices by subgradient ascent on the head-free walk, and the lower bound they give for the whole problem."""
+@dataclass
+class Pricing:
+    """Outcome of an ascent: the best prices, their scaled bound, and how often each node was walked over all rounds."""
+
+    prices: Matrix
+    bound: int
+    visits: Matrix
+
+
+def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: Matrix | None = None) -> Pricing:
+    """Prices by subgradient ascent on the head-free walk, and the lower bound they give for the whole problem.
+
+    ``known`` prices of a similar problem are the start. Steps aim at ``upper``; the ascent ends when the bound reaches
+    it, when the walk uses every node at most once, or after ``rounds``.
+    """
     nodes = cost.shape[0]
-    off_diagonal = hops.final.copy()
-    if nodes > 1:
-        np.fill_diagonal(off_diagonal, INFINITE)
-    reply = off_diagonal.min(axis=1) if nodes > 1 else np.full(1, INFINITE, dtype=np.int64)
+    reply = hops.final.copy()
+    np.fill_diagonal(reply, INFINITE)
+    reply = reply.min(axis=1)
     arc = hops.arc.min(axis=0)
-    prices, best_prices = np.zeros(nodes), np.zeros(nodes, dtype=np.int64)
-    single = int(cost[:, 0, -1].min() if int(hops.final[0, 0]) == 0 else INFINITE)
-    best_bound, pace, stalled = -1, 1.0, 0
+    prices = np.zeros(nodes) if known is None else known.astype(np.float64)
+    best_prices, best_bound, pace, stalled = prices.astype(np.int64), -1, 1.0, 0
+    walked = np.zeros(nodes, dtype=np.int64)
+    single = int((cost[:, 0, -1] + np.diagonal(hops.final)).min())
     for _ in range(rounds):
         current = prices.astype(np.int64)
         value, visits = _cheapest_walk(cost, arc + current[None, :], reply, current)
-        # one stage visits one node, whose price is refunded at once: prices cannot lift it
-        bound = min(single, value - int(current.sum()))
+        walked += visits
+        # a single stage pays no reply and its node's price is refunded at once, so it bounds on its own
+        bound = min(single, value - int(current.sum()) if value < HOPELESS else INFINITE)
+        stalled += 1
         if bound > best_bound:
             best_bound, best_prices, stalled = bound, current, 0
-        else:
-            stalled += 1
-            if stalled == 3:
-                pace, stalled = pace / 2, 0
+        if stalled == STALL_ROUNDS:
+            pace, stalled = pace / 2, 0
         excess = visits - 1
-        norm = float((excess * excess)[(excess > 0) | (prices > 0)].sum())
-        if value >= INFINITE or bound >= upper or norm == 0 or bound == single:
+        moving = (excess > 0) | (prices > 0)
+        norm = float((excess * excess)[moving].sum())
+        if bound >= min(upper, single) or norm == 0 or pace < LEAST_PACE:
             break
-        step = pace * max(1.0, (upper - bound)) / norm
-        prices = np.maximum(0.0, prices + step * np.where((excess > 0) | (prices > 0), excess, 0))
-        prices = np.minimum(prices, float(INFINITE // 2**12))
-    return best_prices, min(best_bound, INFINITE)
+        aim = upper if upper < UNREACHED else bound + bound // 5
+        step = pace * (aim - bound) / norm
+        prices = np.maximum(0.0, prices + step * np.where(moving, excess, 0))
+        prices = np.minimum(prices, float(PRICE_LIMIT))
+    return Pricing(best_prices, min(best_bound, INFINITE), walked)
 
 
 def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> tuple[int, Matrix]:
@@ -102,7 +122,7 @@ def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> 
     start = int((best + prices).argmin())
     value = int(best[start] + prices[start])
     visits = np.zeros(nodes, dtype=np.int64)
-    if value >= INFINITE:
+    if value >= HOPELESS:
         return INFINITE, visits
     node, layer = start, 0
     while True:

@@ -61,11 +61,12 @@ class Explanation:
 def explain(problem: PlanningProblem, plan: Plan, *, clock_us: Callable[[], int] | None = None) -> Explanation:
     """Explain ``plan``, which answers ``problem``. Chooses nothing; every rival is planned within the same budget."""
     instance = prepare(problem)
-    rivals = [_memory_order(instance, plan)]
-    for stage in plan.stages[:MAX_RIVALS_WITHOUT]:
-        rivals.append(_without(problem, plan, stage.node_id, clock_us))
-    rivals.append(_single(instance, plan))
-    return Explanation(plan, terms_of(plan), tuple(rivals), _changes(plan, tuple(rivals)))
+    rivals = (
+        _memory_order(instance, plan),
+        *(_without(problem, plan, stage.node_id, clock_us) for stage in plan.stages[:MAX_RIVALS_WITHOUT]),
+        _single(instance, plan),
+    )
+    return Explanation(plan, terms_of(plan), rivals, _changes(plan, rivals))
 
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from coordinator.planner.bounds import WalkBounds
 from coordinator.planner.cost import Matrix
-from coordinator.planner.span_costs import INFINITE, SCALE, HopArrays
+from coordinator.planner.span_costs import HOPELESS, INFINITE, SCALE, HopArrays
 
 CHUNK_ELEMENTS = 400_000
-MAX_SEARCH_NODES = 62
-"""Used-node sets are bits of one int64."""
+UNLIMITED = 2**62
 Mask = NDArray[np.bool_]
 
 
@@ -33,10 +32,26 @@ class Budget:
     left: int
     expanded: int = 0
 
+    def aside(self) -> "Budget":
+        """A budget for a beam, which bounds itself: its states are counted, not charged."""
+        return Aside(UNLIMITED, 0, self)
+
     def take(self, count: int) -> None:
         """Account for ``count`` expanded states."""
         self.left -= count
         self.expanded += count
+
+
+@dataclass
+class Aside(Budget):
+    """Counts into its owner's ``expanded`` only."""
+
+    owner: Budget | None = None
+
+    def take(self, count: int) -> None:
+        """Account for ``count`` expanded states."""
+        assert self.owner is not None
+        self.owner.expanded += count
 
 
 @dataclass(frozen=True)
@@ -49,9 +64,14 @@ class OrderedProblem:
     twins: Matrix
     """``twins[n]`` = the interchangeable node that must be used before n, or −1."""
     starts: tuple[int, ...]
+    usable: Matrix
+    """Usable bytes per node."""
+    suffix: Matrix
+    """Bytes that the layers from each one on need."""
     must: int = 0
     minimum_stages: int = 1
     period_limit_us: int | None = None
+    """Every stage with its egress hop stays within this; ``None`` = no limit."""
 
     @property
     def nodes(self) -> int:
@@ -96,11 +116,17 @@ class Outcome:
 
 
 def search(
-    problem: OrderedProblem, upper: int, budget: Budget, *, width: int | None = None, ties: bool = False
+    problem: OrderedProblem,
+    upper: int,
+    budget: Budget,
+    *,
+    width: int | None = None,
+    ties: bool = False,
+    fewest: bool = False,
 ) -> Outcome:
     """Best plan of cost < ``upper`` (≤ with ``ties``, and then all states of such plans are kept).
 
-    ``width`` bounds the states of a level (a beam). The outcome's ``lower`` accounts for everything dropped.
+    With ``fewest`` the search ends at the first number of stages that has such a plan. ``width`` bounds the states of a level (a beam). The outcome's ``lower`` accounts for everything dropped.
     """
     limit = upper + 1 if ties else upper
     outcome = Outcome(INFINITE, INFINITE)
@@ -113,6 +139,8 @@ def search(
         outcome.levels.append(level)
         _close(problem, level)
         _record(problem, level, stages, outcome)
+        if fewest and outcome.best < limit:
+            break
         if not ties:
             limit = min(limit, outcome.best)
         level = _children(problem, level, limit)
@@ -142,12 +170,52 @@ def _trim(level: Level, outcome: Outcome, budget: Budget, width: int | None) -> 
 
 def _close(problem: OrderedProblem, level: Level) -> None:
     """Fill ``closed`` (the last node's stage ends at each layer) and ``total`` (it ends at the last layer and replies)."""
-    level.closed = np.full_like(level.open_cost, INFINITE)
-    for node in np.unique(level.last):
-        rows = np.flatnonzero(level.last == node)
-        level.closed[rows] = min_plus(level.open_cost[rows], problem.cost[node])
+    every = np.arange(level.size)
     reply = problem.hops.final[level.last, level.first]
-    level.total = np.minimum(level.closed[:, -1] + reply, INFINITE)
+    if problem.period_limit_us is None:
+        level.closed = _closed(problem, level, every, np.zeros(level.size, dtype=np.int64))
+        level.total = _capped(level.closed[:, -1] + reply)
+        return
+    final = _closed(problem, level, every, last_egress(problem, level.first, level.last, level.used))
+    level.total = _capped(final[:, -1] + reply)
+
+
+def _capped(costs: Matrix) -> Matrix:
+    capped: Matrix = np.where(costs >= HOPELESS, INFINITE, costs)
+    return capped
+
+
+def _closed(problem: OrderedProblem, level: Level, rows: Matrix, egress_us: Matrix) -> Matrix:
+    """The vectors after the last stage of ``rows``, each leaving over a hop of ``egress_us``."""
+    out: Matrix = np.empty((rows.size, level.open_cost.shape[1]), dtype=np.int64)
+    last = level.last[rows]
+    keys = last if problem.period_limit_us is None else last * np.int64(2**46) + egress_us
+    _, heads, group = np.unique(keys, return_index=True, return_inverse=True)
+    for index, head in enumerate(heads):
+        members = np.flatnonzero(group == index)
+        matrix = within_period(problem, int(last[head]), int(egress_us[head]))
+        out[members] = min_plus(level.open_cost[rows[members]], matrix)
+    return out
+
+
+def within_period(problem: OrderedProblem, node: int, egress_us: int) -> Matrix:
+    """The node's span costs without the spans that, with their egress, exceed the period."""
+    cost: Matrix = problem.cost[node]
+    if problem.period_limit_us is None:
+        return cost
+    most = (problem.period_limit_us - egress_us) * SCALE + 1
+    return np.where(cost <= most, cost, INFINITE)
+
+
+def last_egress(problem: OrderedProblem, first: Matrix, last: Matrix, used: Matrix) -> Matrix:
+    """What the last stage waits for (µs); a single stage for nothing. Walking back: at least its cheapest step."""
+    table = problem.hops.last_egress
+    if problem.hops.mode == "walk_back":
+        inside = (used[:, None] >> np.arange(problem.nodes)[None, :]) & 1 == 1
+        inside[np.arange(last.size), last] = False
+        steps = np.where(inside, table[last], INFINITE).min(axis=1)
+        return np.where(steps < INFINITE, steps, 0)
+    return np.where(first == last, 0, table[last, first])
 
 
 def min_plus(vectors: Matrix, matrix: Matrix) -> Matrix:
@@ -185,12 +253,12 @@ def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome
 
 def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
     """Every state one hop further that may still beat ``limit``; equal states merged."""
-    assert level.closed is not None
     nodes = np.arange(problem.nodes)
     free: Mask = np.equal((level.used[:, None] >> nodes[None, :]) & 1, 0)
     twins = np.maximum(problem.twins, 0)
     free &= np.less(problem.twins, 0)[None, :] | np.equal((level.used[:, None] >> twins[None, :]) & 1, 1)
-    free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
+    if level.closed is not None:
+        free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
     rows, heirs = np.nonzero(free)
     step = max(1, CHUNK_ELEMENTS // level.open_cost.shape[1])
     parts = [
@@ -203,12 +271,17 @@ def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
 
 
 def _offspring(problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int) -> Level:
-    assert level.closed is not None
     first, last = level.first[rows], level.last[rows]
     lead = first if problem.hops.arc.shape[0] > 1 else np.zeros_like(first)
-    open_cost = level.closed[rows] + problem.hops.arc[lead, last, heirs][:, None]
+    if level.closed is not None:
+        closed = level.closed[rows]
+    else:
+        closed = _closed(problem, level, rows, problem.hops.egress[lead, last, heirs])
+    open_cost = closed + problem.hops.arc[lead, last, heirs][:, None]
     used = level.used[rows] | np.left_shift(np.int64(1), heirs)
     spare = _spare(used, problem.bounds.prices)
+    room = np.where((level.used[rows][:, None] >> np.arange(problem.nodes)) & 1, 0, problem.usable).sum(axis=1)
+    open_cost[problem.suffix[None, :] > room[:, None]] = INFINITE
     estimate = open_cost + problem.bounds.gin[first, heirs] - spare[:, None]
     open_cost[estimate >= limit] = INFINITE
     bound = np.where(open_cost < INFINITE, estimate, INFINITE).min(axis=1)
@@ -256,7 +329,8 @@ def trace(problem: OrderedProblem, levels: list[Level], row: int) -> tuple[tuple
     while True:
         node = int(level.last[state])
         sequence.append(node)
-        spans = level.open_cost[state] + problem.cost[node][:, layer]
+        egress = _egress_of(problem, level, state, sequence)
+        spans = level.open_cost[state] + within_period(problem, node, egress)[:, layer]
         layer = int(spans.argmin())
         cuts.append(layer)
         if depth == 0:
@@ -266,19 +340,28 @@ def trace(problem: OrderedProblem, levels: list[Level], row: int) -> tuple[tuple
         level = levels[depth]
 
 
+def _egress_of(problem: OrderedProblem, level: Level, state: int, later: list[int]) -> int:
+    """Egress (µs) of ``state``'s stage, given the nodes after it in reverse order (its own last in ``later``)."""
+    if problem.period_limit_us is None:
+        return 0
+    row = np.array([state])
+    if len(later) == 1:
+        return int(last_egress(problem, level.first[row], level.last[row], level.used[row])[0])
+    lead = int(level.first[state]) if problem.hops.arc.shape[0] > 1 else 0
+    return int(problem.hops.egress[lead, later[-1], later[-2]])
+
+
 def parents(problem: OrderedProblem, above: Level, level: Level, state: int, layer: int) -> list[int]:
     """States of the level above from which ``state``'s cost at ``layer`` was reached; never empty."""
-    assert above.closed is not None
     node, first = int(level.last[state]), int(level.first[state])
     rest = int(level.used[state]) & ~(1 << node)
     lead = first if problem.hops.arc.shape[0] > 1 else 0
     rows = np.flatnonzero((above.used == rest) & (above.first == first))
-    reached = above.closed[rows, layer] + problem.hops.arc[lead, above.last[rows], node]
+    if above.closed is not None:
+        closed = above.closed[rows, layer]
+    else:
+        closed = _closed(problem, above, rows, problem.hops.egress[lead, above.last[rows], node])[:, layer]
+    reached = closed + problem.hops.arc[lead, above.last[rows], node]
     found = [int(row) for row in rows[reached == level.open_cost[state, layer]]]
     assert found, "a state without the state it came from"
     return found
-
-
-def stage_scale(cost: int) -> int:
-    """Whole microseconds of a scaled cost."""
-    return cost // SCALE

@@ -7,12 +7,13 @@ from coordinator.planner.capacity import choose_capacity
 from coordinator.planner.instance import Instance, prepare
 from coordinator.planner.locked import check_locked
 from coordinator.planner.memory import Shape, candidate_shapes
-from coordinator.planner.modelled import choose_interactive, searcher_for
+from coordinator.planner.modelled import choose_interactive, choose_throughput
 from coordinator.planner.ordered import Budget
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused, SearchCertificate
 from coordinator.planner.problem import PlanningProblem
 from coordinator.planner.refusal import no_valid_topology, target_missed
+from coordinator.planner.searcher import searcher_for
 from coordinator.planner.validate import check_problem, missing_facts
 
 STATES_PER_MS = 60
@@ -51,7 +52,8 @@ def _search(
     budget = Budget(request.search_budget_ms * STATES_PER_MS)
     if request.objective != "capacity":
         searcher = searcher_for(instance, budget)
-        choice = None if searcher is None else choose_interactive(searcher, shapes)
+        choose = choose_throughput if request.objective == "throughput" else choose_interactive
+        choice = None if searcher is None else choose(searcher, shapes)
         if choice is not None:
             certificate = SearchCertificate(choice.proven, choice.gap, budget.expanded, elapsed_ms())
             return _judge(

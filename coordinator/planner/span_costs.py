@@ -8,7 +8,9 @@ A *reply mode* is one way the prediction may travel, each with its own hop array
 ``direct`` over the return link, ``walk_back`` down the chain where that link refuses, ``star`` through the head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,10 +18,13 @@ from coordinator.planner.cost import STAGE_US_LIMIT, Matrix
 from coordinator.planner.instance import Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.network import Network
+from coordinator.planner.plan import PlannedHop
 from coordinator.planner.validate import MAX_EXACT
 
 SCALE = 256
 INFINITE = 2**60
+HOPELESS = INFINITE // 2
+"""Sums from here on contain something infinite, even where a star's shorter reply was subtracted."""
 UNKNOWN_HOP_US = 10_000_000
 """Pessimistic default of a hop nobody has measured: it orders candidates, it is never reported as a prediction."""
 
@@ -59,8 +64,15 @@ class SpanCosts:
         index = np.arange(count)
         fits &= (index[None, :] - index[:, None])[None] <= self.limit[:, None, None]
         fits &= self.legal[None].astype(bool)
-        np.copyto(cost, self.base[self.group], where=fits)
+        for node, group in enumerate(self.group):
+            np.copyto(cost[node], self.base[group], where=fits[node])
         return cost
+
+    def take(self, chosen: tuple[int, ...]) -> "SpanCosts":
+        """The same tables for some of the nodes."""
+        rows = np.array(chosen, dtype=np.int64)
+        ids = tuple(self.ids[index] for index in chosen)
+        return SpanCosts(ids, self.base, self.group[rows], self.usable[rows], self.limit[rows], self.legal)
 
 
 def required_matrix(instance: Instance, shape: Shape) -> Matrix:
@@ -117,20 +129,38 @@ def hop_arrays(network: Network, ids: tuple[str, ...], *, pessimistic: bool) -> 
     """The reply modes that some plan over ``ids`` may use. Unknown hops are forbidden, or dear when ``pessimistic``."""
     if network.star:
         return (_star(network, ids, pessimistic=pessimistic),)
-    count = len(ids)
-    forward, reply = np.zeros((count, count), dtype=np.int64), np.zeros((count, count), dtype=np.int64)
-    direct = np.ones((count, count), dtype=bool)
-    for i, source in enumerate(ids):
-        for j, target in enumerate(ids):
-            if i != j:
-                forward[i, j] = _us(network.forward(source, target).hop_us, pessimistic=pessimistic)
-                reply[i, j] = _us(network.reply(source, target).hop_us, pessimistic=pessimistic)
-                direct[i, j] = network.direct_return(source, target)
+    forward = _priced(network, ids, network.forward, pessimistic=pessimistic)
+    reply = _priced(network, ids, network.reply, pessimistic=pessimistic)
+    place = {node_id: index for index, node_id in enumerate(ids)}
+    direct = np.ones((len(ids), len(ids)), dtype=bool)
+    for source, target in network.signals.return_refused:
+        if source in place and target in place:
+            direct[place[source], place[target]] = False
     modes = [_mode("direct", forward, np.where(direct, reply, INFINITE), forward, reply)]
     if not direct.all() and network.return_mode == "allow_fallback":
         both = np.minimum(forward + reply.T, INFINITE)
         modes.append(_mode("walk_back", both, np.where(direct, INFINITE, 0), forward, reply))
     return tuple(modes)
+
+
+def _priced(
+    network: Network, ids: tuple[str, ...], hop: Callable[[str, str], PlannedHop], *, pessimistic: bool
+) -> Matrix:
+    """``hop`` for every ordered pair (µs). Pairs that no link touches differ only by RTT and are priced by value."""
+    rtts = [network.signals.nodes[node_id].coordinator_rtt_us for node_id in ids]
+    known = np.array([-1 if rtt is None else rtt for rtt in rtts], dtype=np.int64)
+    pair = np.maximum(known[:, None], known[None, :])
+    values, where = np.unique(pair, return_inverse=True)
+    unknown = UNKNOWN_HOP_US if pessimistic else INFINITE
+    prices = [unknown if rtt < 0 else min(network.priced_us(int(rtt), 0), STAGE_US_LIMIT) for rtt in values]
+    matrix: Matrix = np.array(prices, dtype=np.int64)[where].reshape(pair.shape)
+    place = {node_id: index for index, node_id in enumerate(ids)}
+    for source, target in network.signals.edges:
+        if source in place and target in place:
+            for a, b in ((source, target), (target, source)):
+                matrix[place[a], place[b]] = _us(hop(a, b).hop_us, pessimistic=pessimistic)
+    np.fill_diagonal(matrix, 0)
+    return matrix
 
 
 def _mode(name: str, arc: Matrix, final: Matrix, egress: Matrix, last_egress: Matrix) -> HopArrays:
@@ -143,12 +173,8 @@ def _mode(name: str, arc: Matrix, final: Matrix, egress: Matrix, last_egress: Ma
 
 def _star(network: Network, ids: tuple[str, ...], *, pessimistic: bool) -> HopArrays:
     count = len(ids)
-    trip, last = np.zeros((count, count), dtype=np.int64), np.zeros((count, count), dtype=np.int64)
-    for i, head in enumerate(ids):
-        for j, node in enumerate(ids):
-            if i != j:
-                trip[i, j] = _us(network.round_trip(head, node, last=False).hop_us, pessimistic=pessimistic)
-                last[i, j] = _us(network.round_trip(head, node, last=True).hop_us, pessimistic=pessimistic)
+    trip = _priced(network, ids, partial(network.round_trip, last=False), pessimistic=pessimistic)
+    last = _priced(network, ids, partial(network.round_trip, last=True), pessimistic=pessimistic)
     unknown = trip >= INFINITE
     scaled = np.where(unknown, INFINITE, trip * SCALE)
     arc = np.repeat(scaled[:, None, :], count, axis=1)

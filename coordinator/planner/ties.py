@@ -1,0 +1,144 @@
+"""Equal plans: steps 6 and 7 of the comparison, for one shape and one scaled cost (so equal time and stages).
+
+Every order of nodes that reaches the optimum is read back from the search's states. For each, the cuts that lose nothing
+form a small graph (an arc is tight when the best cost before it, its own, and the best after it add up to the optimum);
+the widest path through it leaves the most memory on its fullest node. Then more memory in total, then smaller ids.
+``ORDER_LIMIT`` bounds how many orders are compared; they are read in a fixed order.
+"""
+
+import numpy as np
+
+from coordinator.planner.cost import Matrix
+from coordinator.planner.instance import Candidate
+from coordinator.planner.memory import Shape
+from coordinator.planner.ordered import Level, OrderedProblem, Outcome, min_plus, parents, search
+from coordinator.planner.searcher import Searcher
+from coordinator.planner.span_costs import INFINITE, required_matrix
+
+ORDER_LIMIT = 128
+TIE_WIDTH = 1_024
+Rank = tuple[int, int, int, tuple[str, ...]]
+
+
+def roomiest(searcher: Searcher, shape: Shape, outcome: Outcome) -> Candidate:
+    """The preferred plan among those as good as ``outcome`` at ``shape``."""
+    required = required_matrix(searcher.instance, shape)
+    best: tuple[Rank, Candidate] | None = None
+    for mode in searcher.modes:
+        problem = searcher.ordered(shape, mode)
+        orders = dict.fromkeys(_orders(problem, outcome.best, searcher))
+        orders.setdefault(outcome.sequence)
+        for sequence in orders:
+            found = _widest(searcher, problem, sequence, outcome.best, required)
+            if found is not None:
+                ranked = _rank(searcher, shape, sequence, found, required)
+                if best is None or ranked[0] < best[0]:
+                    best = ranked
+    assert best is not None, "the outcome itself is among its equals"
+    return best[1]
+
+
+def _rank(
+    searcher: Searcher, shape: Shape, sequence: tuple[int, ...], cuts: tuple[int, ...], required: Matrix
+) -> tuple[Rank, Candidate]:
+    ids = tuple(searcher.spans.ids[node] for node in sequence)
+    left = [
+        int(searcher.spans.usable[node] - required[start, end])
+        for node, start, end in zip(sequence, cuts[:-1], cuts[1:], strict=True)
+    ]
+    cached = 0
+    if searcher.instance.problem.request.prefer_cached:
+        held = {node.node_id: node.cached_bytes or 0 for node in searcher.instance.nodes}
+        cached = sum(held[node_id] for node_id in ids)
+    return (-cached, -min(left), -sum(left), ids), Candidate(shape, ids, cuts)
+
+
+def _orders(problem: OrderedProblem, best: int, searcher: Searcher) -> list[tuple[int, ...]]:
+    outcome = search(problem, best, searcher.budget.aside(), width=TIE_WIDTH, ties=True)
+    found: list[tuple[int, ...]] = []
+    for depth, level in enumerate(outcome.levels):
+        if depth + 1 < problem.minimum_stages:
+            continue
+        assert level.total is not None
+        complete = (level.total == best) & ((level.used & problem.must) == problem.must)
+        for row in np.flatnonzero(complete):
+            node = int(level.last[row])
+            layers = np.flatnonzero(
+                level.open_cost[row] + problem.cost[node][:, -1] + problem.hops.final[node, level.first[row]] == best
+            )
+            _read_back(problem, outcome.levels, depth, int(row), layers, (), found)
+    return found
+
+
+def _read_back(
+    problem: OrderedProblem,
+    levels: list[Level],
+    depth: int,
+    row: int,
+    layers: Matrix,
+    later: tuple[int, ...],
+    found: list[tuple[int, ...]],
+) -> None:
+    """Collect orders that end in ``later`` and reach state ``row`` at one of ``layers`` with its least cost."""
+    if len(found) >= ORDER_LIMIT:
+        return
+    level = levels[depth]
+    order = (int(level.last[row]), *later)
+    if depth == 0:
+        found.append(order)
+        return
+    above = levels[depth - 1]
+    reached: dict[int, list[int]] = {}
+    for layer in layers:
+        for parent in parents(problem, above, level, row, int(layer)):
+            reached.setdefault(parent, []).append(int(layer))
+    assert above.closed is not None
+    for parent in sorted(reached):
+        ends = np.array(reached[parent])
+        spans = above.open_cost[parent][:, None] + problem.cost[int(above.last[parent])][:, ends]
+        begins = np.flatnonzero((spans == above.closed[parent][ends][None, :]).any(axis=1))
+        _read_back(problem, levels, depth - 1, parent, begins, order, found)
+
+
+def _widest(
+    searcher: Searcher, problem: OrderedProblem, sequence: tuple[int, ...], best: int, required: Matrix
+) -> tuple[int, ...] | None:
+    """Cuts of cost ``best`` on ``sequence`` that leave the most memory on the fullest node; ``None`` if none cost that."""
+    count, stages = problem.cost.shape[1], len(sequence)
+    lead = sequence[0] if problem.hops.arc.shape[0] > 1 else 0
+    before = np.full((1, count), INFINITE, dtype=np.int64)
+    before[0, 0] = 0
+    forward = [before]
+    for index, node in enumerate(sequence):
+        closed = min_plus(forward[-1], problem.cost[node])
+        hop = problem.hops.arc[lead, node, sequence[index + 1]] if index + 1 < stages else 0
+        forward.append(np.minimum(closed + hop, INFINITE))
+    after = np.full(count, INFINITE, dtype=np.int64)
+    after[-1] = int(problem.hops.final[sequence[-1], sequence[0]])
+    if int(forward[-1][0, -1] + after[-1]) != best:
+        return None
+    tight: list[Matrix] = []
+    for index in range(stages - 1, -1, -1):
+        node = sequence[index]
+        hop = int(problem.hops.arc[lead, node, sequence[index + 1]]) if index + 1 < stages else 0
+        total = forward[index][0][:, None] + problem.cost[node] + hop + after[None, :]
+        tight.insert(0, np.where(total == best, searcher.spans.usable[node] - required, -1))
+        after = np.minimum((problem.cost[node] + hop + after[None, :]).min(axis=1), INFINITE)
+    return _widest_path(tight)
+
+
+def _widest_path(rooms: list[Matrix]) -> tuple[int, ...]:
+    """Layers of the path 0 → last through ``rooms`` (−1 = no arc) whose narrowest arc is widest; ties: later cuts first."""
+    count = rooms[0].shape[0]
+    width = np.full(count, -1, dtype=np.int64)
+    width[0] = INFINITE
+    came: list[Matrix] = []
+    for room in rooms:
+        through = np.minimum(width[:, None], room)
+        back = count - 1 - through[::-1].argmax(axis=0)
+        came.append(back)
+        width = through[back, np.arange(count)]
+    cuts = [count - 1]
+    for back in reversed(came):
+        cuts.append(int(back[cuts[-1]]))
+    return tuple(reversed(cuts))
