@@ -153,7 +153,7 @@ class BulkWriter:
             async with asyncio.timeout(self._timeout_s):
                 if self._delay_line is not None:
                     await self._delay_line.flush()
-                self._writer.transport.set_write_buffer_limits(high=0)
+                self._writer.transport.set_write_buffer_limits(high=1)  # 0 would pause an empty buffer for ever
                 await self._writer.drain()
             self.meter.moved(self._unmetered, began_us)
             self.meter.report()

@@ -151,9 +151,11 @@ class TcpLane:
     async def _shake_hands(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=BUFFER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            transport, protocol = await loop.connect_accepted_socket(
-                lambda: asyncio.StreamReaderProtocol(reader),
+            # uvloop returns its own TLS layer as the protocol here, asyncio the one from the factory: use neither.
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
                 accepted,
                 ssl=self._host.contexts.server(),
                 ssl_handshake_timeout=self._host.settings.connect_timeout_us / 1_000_000,
