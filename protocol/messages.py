@@ -23,7 +23,7 @@ from protocol.ballots import (
     StageProgress,
 )
 from protocol.rows import Accusation, Admission, Refutation, SignedRow
-from protocol.wire import Address, Count, Id, InstanceId, Label, NodeName, Wire
+from protocol.wire import Address, Count, Digest, Id, InstanceId, Label, NodeName, Wire
 
 
 class Hello(Wire):
@@ -137,6 +137,21 @@ class RowRequest(Wire):
     rows: Annotated[tuple[Id, ...], Field(max_length=256)]
 
 
+class PackageRequest(Wire):
+    """Please describe the model with this digest, so that I can plan it."""
+
+    type: Literal["package_request"] = "package_request"
+    digest: Digest
+
+
+class PackageOffer(Wire):
+    """The description asked for (``coordinator.model.exchange``); empty when I do not have it."""
+
+    type: Literal["package_offer"] = "package_offer"
+    digest: Digest
+    document: Annotated[bytes, Field(max_length=524_288)] = b""
+
+
 Message = Annotated[
     Hello
     | JoinRequest
@@ -159,7 +174,9 @@ Message = Annotated[
     | Abort
     | Retire
     | Keepalive
-    | PublishedPlan,
+    | PublishedPlan
+    | PackageRequest
+    | PackageOffer,
     Field(discriminator="type"),
 ]
 

@@ -174,7 +174,11 @@ def _checkpoint(directory: Path) -> tuple[Checkpoint, tuple[Path, ...]]:
         raise ModelError(f"{directory}: holds {len(names)} safetensors files; 1 to {MAX_FILES} are expected")
     files = tuple(directory / name for name in names)
     sources = [FileSource(file) for file in files]
-    headers = [read_safetensors_header(source, str(file)) for source, file in zip(sources, files, strict=True)]
+    headers = []
+    for source, file in zip(sources, files, strict=True):
+        headers.append(read_safetensors_header(source, str(file)))
+        if sum(header.header_bytes for header in headers) > MAX_INDEX_BYTES:
+            raise ModelError(f"{directory}: the files' headers exceed {MAX_INDEX_BYTES} bytes; refused")
     if index is not None:
         for name, header in zip(names, headers, strict=True):
             check_index(index, name, header)

@@ -7,7 +7,6 @@ import asyncio
 import re
 import socket
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -19,20 +18,19 @@ from config.settings import Settings
 from protocol.admission import MESH_NAME_MAX
 from protocol.errors import AddressError, ConfigurationError, IdentityError, JoinError
 from protocol.join_token import MAX_TOKEN_CHARACTERS, PREFIX, JoinToken, decode_token, encode_token
-from protocol.quic.address import HostPort, parse_address
+from protocol.quic.address import parse_address
 from protocol.quic.identity import FILE_NAME as IDENTITY_FILE
 from protocol.quic.identity import Identity
 from protocol.quic.invites import InviteBox
 from protocol.quic.joining import join as redeem
 from protocol.quic.mesh_files import Membership, found_mesh, load_membership, store_first
+from stage_agent.addresses import own_addresses
 from stage_agent.cli.output import JsonOption, print_json
 
 _NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MESH_NAME_MAX - 2}}}[a-z0-9])?")
 _TTL = re.compile(r"([1-9][0-9]{0,8})([smhd]?)")
 _TTL_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 TTL_MAX_S = 30 * 86_400
-_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Documentation addresses: connecting a UDP socket to them sends nothing, but names the interface that leads outside."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of the default place.")]
 StateOption = Annotated[
@@ -92,7 +90,7 @@ def invite_command(
         raise IdentityError(f"{directory} is in no mesh: run `stagemesh init`, or `stagemesh join` with a token")
     if identity.node_id not in membership.book():
         raise IdentityError(f"this node is no longer admitted in mesh {membership.name}: invite from another node")
-    addresses = tuple(str(parse_address(text)) for text in address or ()) or _own_addresses(settings)
+    addresses = tuple(str(parse_address(text)) for text in address or ()) or own_addresses(settings.listen)
     token_id, secret = InviteBox(directory).create(ttl_s)
     token = encode_token(JoinToken(membership.mesh_id, identity.node_id, addresses, token_id, secret))
     _say(
@@ -165,30 +163,6 @@ def _seconds(text: str) -> int:
     if not 0 < seconds <= TTL_MAX_S:
         raise ConfigurationError(f"--ttl {text!r}: write a time up to 30 days, as in 90s, 30m, 2h or 1d")
     return seconds
-
-
-def _own_addresses(settings: Settings) -> tuple[str, ...]:
-    """What newcomers can dial: what is advertised, else the address listened on, else this machine's outward ones."""
-    listen = settings.listen
-    if listen.advertise:
-        return listen.advertise
-    if listen.port == 0:
-        raise ConfigurationError("listen.port is 0 (any free port): say where this node is with --address HOST:PORT")
-    if listen.host not in {"0.0.0.0", "::", ""}:  # noqa: S104 - compared, not bound
-        return (str(HostPort(listen.host, listen.port)),)
-    families = (socket.AF_INET, socket.AF_INET6) if listen.host == "::" else (socket.AF_INET,)
-    found = [host for family in families if (host := _outward(family))]
-    return tuple(str(HostPort(host, listen.port)) for host in found or ["127.0.0.1"])
-
-
-def _outward(family: socket.AddressFamily) -> str:
-    """The address of the interface that leads outside; empty when there is none."""
-    with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-        try:
-            probe.connect((_ELSEWHERE[family], 9))
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
 
 
 def _say(as_json: bool, document: dict[str, object], text: str) -> None:

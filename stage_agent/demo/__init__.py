@@ -1,0 +1,1 @@
+"""`stagemesh demo`: a real mesh of real processes on one machine, over pretended hardware and links."""

@@ -1,0 +1,407 @@
+"""Feeds events and timers to the cores and carries out their effects. Decides nothing.
+
+Everything runs on one loop. An input that a core's effect causes (a message to this node itself, the end of a load, a
+finished plan) is queued and taken after the present one, so no core is entered twice. Effects are carried out in the
+order given; a ``Persist`` that fails stops the rest of its list, and the stage core refuses ballots until the disk works.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from coordinator.assignment import effects as decided
+from coordinator.coordinator import Coordinator
+from coordinator.planner.document import plan_document
+from coordinator.planner.planning import plan as compute_plan
+from coordinator.view import MemberFacts
+from protocol.ballots import (
+    Abort,
+    Activate,
+    Active,
+    Keepalive,
+    Nack,
+    Prepare,
+    Promise,
+    PublishedPlan,
+    Ready,
+    Retire,
+    Stage,
+    StageProgress,
+)
+from protocol.errors import StateError
+from protocol.ids import NodeId, Slot
+from protocol.membership import effects as told
+from protocol.membership.core import Membership
+from protocol.membership.member import Member
+from protocol.messages import (
+    Ack,
+    DigestRequest,
+    GossipPush,
+    Message,
+    PackageOffer,
+    PackageRequest,
+    Ping,
+    PingRequest,
+    RowRequest,
+)
+from protocol.quic.interface import Transport
+from stage_agent.clock import monotonic_us
+from stage_agent.documents import Published, published_from, published_message
+from stage_agent.journal import Journal
+from stage_agent.mesh_book import MeshBook
+from stage_agent.probes.suspend import SuspendMeter
+from stage_agent.stage import effects as staged
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage_runner import StageRunner
+from stage_agent.state.store import StateStore
+from stage_agent.wishes import Wishes
+
+TICK_US = 1_000_000
+REFRESH_US = 100_000
+"""A changed membership is shown to the coordinator at most this often."""
+STATE_RETRY_US = 5_000_000
+
+
+@dataclass(slots=True)
+class Driver:
+    """The loop's only writer of the cores. ``publish_row`` builds and publishes this node's row."""
+
+    node_id: NodeId
+    membership: Membership
+    coordinator: Coordinator
+    agent: StageAgent
+    transport: Transport
+    runner: StageRunner
+    store: StateStore
+    book: MeshBook
+    journal: Journal
+    wishes: Wishes
+    publish_row: Callable[[int], list[told.Effect]]
+    tasks: asyncio.TaskGroup
+    planner_pool: ThreadPoolExecutor
+    published: dict[Slot, Published] = field(default_factory=dict)
+    _queue: deque[Callable[[], None]] = field(default_factory=deque)
+    _pumping: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _dirty_us: int | None = None
+    _row_dirty: bool = True
+    _next_tick_us: int = 0
+    _suspend: SuspendMeter = field(default_factory=SuspendMeter)
+    _state_retry_us: int | None = None
+
+    # ------------------------------------------------------------------ entry points
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the loop after what is going on now; the only way in."""
+        self._queue.append(action)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._queue:
+                self._queue.popleft()()
+            if self._row_dirty:
+                self._row_dirty = False
+                self.carry_membership(self.publish_row(monotonic_us()))
+        finally:
+            self._pumping = False
+        self._wake.set()
+
+    def row_changed(self) -> None:
+        """Something that the own row states has changed."""
+        self._row_dirty = True
+
+    def members_changed(self) -> None:
+        """Something that the coordinator looks at may have changed."""
+        if self._dirty_us is None:
+            self._dirty_us = monotonic_us() + REFRESH_US
+
+    def on_message(self, peer: NodeId, message: Message, lane: told.Lane) -> None:
+        """A valid message from an admitted peer (or, for ballots, from this node itself)."""
+        now_us = monotonic_us()
+        match message:
+            case Ping() | Ack() | PingRequest() | GossipPush() | DigestRequest() | RowRequest():
+                self.carry_membership(self.membership.on_message(peer, message, now_us, lane=lane))
+                self.members_changed()
+            case Prepare() | Stage() | Activate() | Abort() | Retire() | Keepalive():
+                self.carry_stage(self.agent.on_message(peer, message, now_us))
+            case Promise() | Nack() | StageProgress() | Ready() | Active():
+                self.carry_coordinator(self.coordinator.on_reply(peer, message, now_us))
+            case PublishedPlan():
+                self._learn_plan(peer, message)
+            case PackageRequest():
+                document = self.wishes.library.document(message.digest)
+                self.transport.send(peer, PackageOffer(digest=message.digest, document=document or b""), "stream")
+            case PackageOffer():
+                if self.wishes.learn(message):
+                    self._serve_wishes(now_us)
+            case _:
+                self.journal.rejected["unexpected_message"] += 1
+
+    def on_runtime(self, event: staged.RuntimeEvent) -> None:
+        """What became of a load."""
+        self.carry_stage(self.agent.on_runtime(event, monotonic_us()))
+        if isinstance(event, staged.LoadFailed | staged.RuntimeDied):
+            self.journal.tell(
+                "stage_failed", f"stage of {event.slot} failed: {event.detail}", "warning", slot=event.slot
+            )
+
+    # ------------------------------------------------------------------ time
+
+    async def run_timers(self) -> None:
+        """Call every core when it wants to be called, and look at everything once a second."""
+        while True:
+            now_us = monotonic_us()
+            due = [self.membership.next_deadline(), self.agent.next_deadline(), self.coordinator.next_deadline(now_us)]
+            due += [self._dirty_us, self._next_tick_us, self._state_retry_us]
+            wait_s = max(0, min(moment for moment in due if moment is not None) - now_us) / 1e6
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.post(self._on_time)
+
+    def _on_time(self) -> None:
+        now_us = monotonic_us()
+        if _is_due(self.membership.next_deadline(), now_us):
+            self.carry_membership(self.membership.on_timer(now_us))
+        if _is_due(self.agent.next_deadline(), now_us):
+            self.carry_stage(self.agent.on_timer(now_us))
+        if now_us >= self._next_tick_us:
+            self._tick(now_us)
+        if _is_due(self._state_retry_us, now_us):
+            self._state_retry_us = None
+            self.carry_stage(self.agent.on_state(available=True))
+        if _is_due(self._dirty_us, now_us):
+            self._refresh(now_us)
+        elif _is_due(self.coordinator.next_deadline(now_us - 1), now_us):
+            self.carry_coordinator(self.coordinator.on_timer(now_us))
+
+    def _tick(self, now_us: int) -> None:
+        self._next_tick_us = now_us + TICK_US
+        self._row_dirty = True
+        self.members_changed()
+        if slept_us := self._suspend.gap_us():
+            self.journal.tell(
+                "clock_gap", f"the machine slept for {slept_us / 1e6:.0f} s", "warning", slept_us=slept_us
+            )
+            self.carry_membership(self.membership.on_clock_gap(slept_us, now_us))
+        self.carry_coordinator(self.coordinator.on_timer(now_us))
+
+    def _refresh(self, now_us: int) -> None:
+        """Show the present membership to the coordinator and the agent."""
+        self._dirty_us = None
+        members = self.membership.members(now_us)
+        facts = tuple(self._facts(member, now_us) for member in members.values())
+        self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
+        self.carry_coordinator(self.coordinator.on_members(facts, now_us))
+        self._serve_wishes(now_us)
+
+    def _facts(self, member: Member, now_us: int) -> MemberFacts:
+        rtt = None if member.link is None or member.link.rtt is None else member.link.rtt.min_rtt_us
+        return MemberFacts(
+            row=member.row,
+            state=member.state,
+            settled=member.is_self or (member.link is not None and member.link.settled),
+            conflict=member.conflict,
+            flaps=member.flaps,
+            coordinator_rtt_us=rtt,
+        )
+
+    def _serve_wishes(self, now_us: int) -> None:
+        rows = tuple(
+            member.row for member in self.membership.members().values() if member.state in {"alive", "suspect"}
+        )
+        update = self.wishes.update(rows)
+        for peer, digest in update.ask:
+            self.transport.send(peer, PackageRequest(digest=digest), "stream")
+        if update.specs is not None:
+            self.carry_coordinator(self.coordinator.serve(update.specs, now_us))
+
+    # ------------------------------------------------------------------ effects
+
+    def carry_membership(self, effects: Iterable[told.Effect]) -> None:
+        """Carry out what the membership core asks."""
+        for effect in effects:
+            match effect:
+                case told.Send(peer, message, lane):
+                    self.transport.send(peer, message, lane)
+                case told.Dial(peer, address):
+                    self.transport.dial(address, peer)
+                case told.CloseConnection(peer, reason):
+                    self.transport.close(peer, reason if reason in {"revoked", "duplicate"} else "closed")
+                case told.MemberChanged(node_id, old, new, reason):
+                    name = self.name_of(node_id)
+                    text = f"{name} is {new or 'forgotten'}" + (f", was {old}" if old else "") + f" ({reason})"
+                    self.journal.tell("member_changed", text, node_id=node_id, state=new or "forgotten", reason=reason)
+                    self.members_changed()
+                    self._greet(node_id, new)
+                case told.AdmissionLearned(admission):
+                    if self.book.learn(admission):
+                        self.carry_membership(self.membership.spread_admission(admission, monotonic_us()))
+                case told.Rejected(_, reason):
+                    self.journal.rejected[reason] += 1
+                case told.Conflict(node_id):
+                    text = f"two live processes use the identity of {self.name_of(node_id)}: stop one of them"
+                    self.journal.tell("identity_conflict", text, "error", node_id=node_id)
+                case _:
+                    assert_never(effect)
+
+    def carry_stage(self, effects: Iterable[staged.StageEffect]) -> None:
+        """Carry out what the stage core asks; nothing after a ``Persist`` that failed."""
+        for effect in effects:
+            self._row_dirty = True
+            match effect:
+                case staged.Persist(slot, record):
+                    try:
+                        self.store.persist_slot(slot, record.to_document())
+                    except StateError as error:
+                        self.journal.tell("state_unavailable", str(error), "error")
+                        self.agent.on_state(available=False)
+                        self._state_retry_us = monotonic_us() + STATE_RETRY_US
+                        return
+                case staged.Reply(peer, message):
+                    self._count_reply(message)
+                    self._send(peer, message)
+                case staged.Load():
+                    self.journal.tell(
+                        "stage_loading",
+                        _range_text("loading", effect.assignment.layer_start, effect.assignment.layer_end, effect.slot),
+                        slot=effect.slot,
+                        epoch=str(effect.ballot),
+                    )
+                    self.runner.load(effect)
+                case staged.Unload():
+                    self.journal.tell(
+                        "stage_unloading", f"unloading {effect.slot} of epoch {effect.ballot}", slot=effect.slot
+                    )
+                    self.runner.unload(effect)
+                case staged.ActivateRuntime():
+                    self.journal.tell(
+                        "stage_serving",
+                        _range_text("serving", effect.assignment.layer_start, effect.assignment.layer_end, effect.slot),
+                        slot=effect.slot,
+                        epoch=str(effect.ballot),
+                    )
+                    self.runner.activate(effect)
+                case staged.Count(kind):
+                    self.journal.stale_frames[kind] += 1
+                case _:
+                    assert_never(effect)
+
+    def carry_coordinator(self, effects: Iterable[decided.Effect]) -> None:
+        """Carry out what the coordinator core asks."""
+        for effect in effects:
+            match effect:
+                case decided.Send(peer, message):
+                    self._send(peer, message)
+                case decided.PersistTerm(term):
+                    self._persist_term(term)
+                case decided.ComputePlan():
+                    self.tasks.create_task(self._compute(effect), name=f"plan {effect.slot}")
+                case decided.Publish(slot, ballot, generation, state, plan):
+                    document = None if plan is None else plan_document(plan)
+                    self._publish_plan(Published(slot, ballot, generation, state, document))
+                case decided.Route(slot, node_id):
+                    text = f"requests of {slot} go to {self.name_of(node_id)}" if node_id else f"{slot} is not routable"
+                    self.journal.tell("route", text, slot=slot, node_id=node_id or "")
+                case decided.Decided(decision):
+                    self._tell(decision)
+                case _:
+                    assert_never(effect)
+
+    def _send(self, peer: NodeId, message: Message) -> None:
+        if peer == self.node_id:
+            self._queue.append(lambda: self.on_message(peer, message, "stream"))
+        else:
+            self.transport.send(peer, message, "stream")
+
+    def _persist_term(self, term: int) -> None:
+        try:
+            self.store.persist_term(term)
+        except StateError as error:
+            self.journal.tell("state_unavailable", str(error), "error")
+            return
+        self._row_dirty = True
+        self.journal.claims["campaigned"] += 1
+        self._queue.append(lambda: self.carry_coordinator(self.coordinator.on_term_persisted(term, monotonic_us())))
+
+    async def _compute(self, effect: decided.ComputePlan) -> None:
+        start_us = monotonic_us()
+        result = await asyncio.get_running_loop().run_in_executor(
+            self.planner_pool, lambda: compute_plan(effect.problem, clock_us=monotonic_us)
+        )
+        self.journal.search.observe(monotonic_us() - start_us)
+        self.post(
+            lambda: self.carry_coordinator(self.coordinator.on_planned(effect.request_id, result, monotonic_us()))
+        )
+
+    def _publish_plan(self, published: Published) -> None:
+        self.published[published.slot] = published
+        for peer in self.transport.connected:
+            self.transport.send(peer, published_message(published), "stream")
+
+    def _learn_plan(self, peer: NodeId, message: PublishedPlan) -> None:
+        learnt = published_from(message)
+        if learnt is None:
+            self.journal.rejected["malformed"] += 1
+            return
+        known = self.published.get(learnt.slot)
+        if peer == learnt.ballot.node_id and (known is None or learnt.ballot >= known.ballot):
+            self.published[learnt.slot] = learnt
+
+    def _greet(self, node_id: NodeId, state: told.MemberState | None) -> None:
+        """Tell a member that has just come what this node has published."""
+        if state == "alive":
+            for published in self.published.values():
+                if published.ballot.node_id == self.node_id:
+                    self.transport.send(node_id, published_message(published), "stream")
+
+    def _count_reply(self, message: Message) -> None:
+        match message:
+            case Promise():
+                self.journal.claims["promised"] += 1
+            case Nack(claim="prepare"):
+                self.journal.claims["refused"] += 1
+            case Ready():
+                self.journal.assignments["ready"] += 1
+            case Active():
+                self.journal.assignments["active"] += 1
+            case Nack():
+                self.journal.assignments["refused"] += 1
+            case _:
+                pass
+
+    def _tell(self, decision: decided.Decision) -> None:
+        self.journal.replans[decision.kind, "decided"] += 1
+        fields: dict[str, Any] = {
+            "slot": decision.slot,
+            "old_plan": decision.old_plan,
+            "new_plan": decision.new_plan,
+            "gain_us": decision.gain_us,
+            "cost_us": decision.cost_us,
+        }
+        self.journal.tell(f"plan_{decision.kind}", self.spoken(decision.reason), **fields)
+
+    def name_of(self, node_id: str) -> str:
+        """The node's name for people."""
+        member = self.membership.members().get(NodeId(node_id))
+        return member.row.name if member is not None else node_id[:8]
+
+    def spoken(self, text: str) -> str:
+        """``text`` with names for node ids."""
+        for node_id, member in self.membership.members().items():
+            text = text.replace(node_id, member.row.name)
+        return text
+
+
+def _is_due(moment_us: int | None, now_us: int) -> bool:
+    return moment_us is not None and moment_us <= now_us
+
+
+def _range_text(verb: str, start: int, end: int, slot: str) -> str:
+    return f"{verb} layers [{start}, {end}) of {slot}"

@@ -1,0 +1,48 @@
+"""What happened, told three ways at once: the log, the ring of events that the API shows, and the counters."""
+
+from collections import Counter
+from typing import Any, Literal
+
+import structlog
+
+from stage_agent.api.events import DurationHistogram, EventLog
+from stage_agent.api.snapshot import CounterView, Event
+from stage_agent.clock import monotonic_us, wall_text
+
+Severity = Literal["debug", "info", "warning", "error"]
+
+
+class Journal:
+    """The only writer of events and counters in the process. Kinds and labels are constants of the code."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger("stagemesh")
+        self._events = EventLog()
+        self.rejected: Counter[str] = Counter()
+        self.stale_frames: Counter[str] = Counter()
+        self.claims: Counter[str] = Counter()
+        self.assignments: Counter[str] = Counter()
+        self.replans: Counter[tuple[str, str]] = Counter()
+        self.search = DurationHistogram()
+
+    def tell(self, kind: str, text: str, severity: Severity = "info", **fields: Any) -> None:
+        """Log ``kind`` with ``fields`` and remember it with ``text`` for people. Fields must be ready for JSON."""
+        getattr(self._log, severity)(kind, text=text, **fields)
+        if severity != "debug":
+            self._events.append(now_us=monotonic_us(), at=wall_text(), kind=kind, text=text, **fields)
+
+    def events(self, after: int) -> tuple[Event, ...]:
+        """Remembered events newer than ``after``."""
+        return self._events.after(after)
+
+    def counters(self, sent: int, received: int, refused: Counter[str]) -> CounterView:
+        """All totals; ``refused`` are the transport's own rejects by reason."""
+        return CounterView(
+            gossip_bytes={"sent": sent, "received": received},
+            gossip_rejected=dict(self.rejected + refused),
+            stale_frames=dict(self.stale_frames),
+            claims=dict(self.claims),
+            assignments=dict(self.assignments),
+            replans=dict(self.replans),
+            plan_search=self.search.view(),
+        )

@@ -1,0 +1,123 @@
+"""The models this node knows: what its operator asked the mesh to serve, and what it can read from its own disk.
+
+A model is named by its content digest. The coordinator needs every served model's ``ModelPackage``; a node that cannot
+read the file itself asks the node whose row serves it (``PackageRequest``), checks that the answer has the digest that
+was asked for, and keeps it. Reading a file's header is fast, but it is disk work: callers do it in a thread.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.model.exchange import package_from_document, package_to_document
+from coordinator.model.package import ModelPackage
+from protocol.ballots import StageAssignment
+from protocol.errors import ModelError, WireError
+from protocol.ids import Slot
+from protocol.rows import ModelFact, NodeRow, ServedModel
+from stage_agent.model_source import open_model
+
+MAX_MODELS = 16
+"""Local models and, separately, models learnt from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that was opened on this node."""
+
+    path: Path
+    package: ModelPackage
+
+
+class ModelLibrary:
+    """Local models by slot, and every package known by digest."""
+
+    def __init__(self) -> None:
+        self._served: dict[Slot, ServedModel] = {}
+        self._local: dict[str, LocalModel] = {}
+        self._learnt: dict[str, ModelPackage] = {}
+
+    @staticmethod
+    def open(path: str) -> LocalModel:
+        """Read the header of the model at ``path``. Raises ``ModelError`` in one line."""
+        absolute = Path(path).expanduser().absolute()
+        return LocalModel(absolute, open_model(absolute))
+
+    def serve(self, slot: Slot, model: LocalModel, *, priority: int, version: int) -> None:
+        """This node's operator wants ``model`` placed in ``slot``. Raises ``ModelError`` above ``MAX_MODELS`` slots."""
+        if slot not in self._served and len(self._served) >= MAX_MODELS:
+            raise ModelError(f"{MAX_MODELS} models are served from this node already: `stagemesh unserve` one first")
+        digest = model.package.digest
+        self._served[slot] = ServedModel(
+            slot=slot, source=str(model.path), digest=digest, priority=priority, version=version
+        )
+        self.hold(model)
+
+    def hold(self, model: LocalModel) -> None:
+        """``model`` can be read here, whether or not it is served from here."""
+        while len(self._local) >= MAX_MODELS and model.package.digest not in self._local:
+            del self._local[next(iter(self._local))]
+        self._local[model.package.digest] = model
+
+    def unserve(self, slot: Slot) -> bool:
+        """Forget the wish for ``slot``; whether there was one."""
+        return self._served.pop(slot, None) is not None
+
+    @property
+    def served(self) -> tuple[ServedModel, ...]:
+        """For the own row, by slot."""
+        return tuple(self._served[slot] for slot in sorted(self._served))
+
+    def facts(self) -> tuple[ModelFact, ...]:
+        """What can be loaded from the own disk, for the own row."""
+        return tuple(
+            ModelFact(digest=digest, cached_bytes=model.package.weight_bytes)
+            for digest, model in sorted(self._local.items())
+        )
+
+    def package(self, digest: str) -> ModelPackage | None:
+        """The package with ``digest``, read here or learnt."""
+        local = self._local.get(digest)
+        return local.package if local is not None else self._learnt.get(digest)
+
+    def learn(self, digest: str, document: bytes) -> bool:
+        """A peer's answer to ``PackageRequest``; false when it is not the package that was asked for."""
+        try:
+            package = package_from_document(document)
+        except WireError:
+            return False
+        if package.digest != digest:
+            return False
+        while len(self._learnt) >= MAX_MODELS:
+            del self._learnt[next(iter(self._learnt))]
+        self._learnt[digest] = package
+        return True
+
+    def document(self, digest: str) -> bytes | None:
+        """The package to send to a peer that asked for it."""
+        package = self.package(digest)
+        return None if package is None else package_to_document(package)
+
+    def path_of(self, assignment: StageAssignment) -> Path:
+        """Where this node has the assigned model. Raises ``ModelError`` when it does not."""
+        local = self._local.get(assignment.model_digest)
+        if local is not None:
+            return local.path
+        model = self.open(assignment.model_source)
+        if model.package.digest != assignment.model_digest:
+            raise ModelError(
+                f"{model.path} is another model than the plan's ({model.package.digest[:12]}, "
+                f"not {assignment.model_digest[:12]}): copy the file from the node that serves it"
+            )
+        self.hold(model)
+        return model.path
+
+
+def wishes(rows: tuple[NodeRow, ...]) -> dict[Slot, tuple[ServedModel, NodeRow]]:
+    """One wish per slot over all rows: the highest version, then the smallest node id."""
+    chosen: dict[Slot, tuple[ServedModel, NodeRow]] = {}
+    for row in sorted(rows, key=lambda each: each.node_id):
+        for served in row.serves:
+            slot = Slot(served.slot)
+            if slot not in chosen or served.version > chosen[slot][0].version:
+                chosen[slot] = (served, row)
+    return dict(sorted(chosen.items()))

@@ -1,0 +1,102 @@
+"""What the transport reports, turned into inputs of the driver and the cores. One method an event; decides nothing."""
+
+from typing import assert_never
+
+from protocol.errors import WireError
+from protocol.ids import NodeId
+from protocol.membership.core import Membership
+from protocol.quic import interface as seen
+from protocol.quic.bulk import BulkReader, BulkWriter
+from stage_agent.clock import monotonic_us
+from stage_agent.driver import Driver
+from stage_agent.journal import Journal
+from stage_agent.mesh_book import MeshBook
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
+from stage_agent.stage_runner import StageRunner
+
+
+class MeshEvents:
+    """Called by the transport on the loop. Nothing comes before ``attach``: the transport is not running yet."""
+
+    def __init__(self, book: MeshBook, journal: Journal) -> None:
+        self._book = book
+        self._journal = journal
+        self._addresses: dict[NodeId, str] = {}
+
+    def attach(
+        self, driver: Driver, membership: Membership, link: BulkStageLink, runner: StageRunner, agent: StageAgent
+    ) -> None:
+        """The cores exist now."""
+        self._driver = driver
+        self._membership = membership
+        self._link = link
+        self._runner = runner
+        self._agent = agent
+
+    def __call__(self, event: seen.TransportEvent) -> None:
+        """Take one event."""
+        self._driver.post(lambda: self._take(event))
+
+    def address_of(self, peer: str) -> str:
+        """Where ``peer`` was last connected, ``host:port``; empty when it never was."""
+        return self._addresses.get(NodeId(peer), "")
+
+    async def on_bulk(self, peer: NodeId, kind: str, _header: bytes, reader: BulkReader, _writer: BulkWriter) -> None:
+        """Serve an incoming bulk stream: stage frames go to the stage's engine, other kinds are refused by returning."""
+        if kind == FRAMES_KIND:
+            await self._link.receive(peer, reader, self._on_frame)
+        else:
+            self._journal.rejected["unexpected_stream"] += 1
+
+    def _on_frame(self, peer: NodeId, sealed: bytes) -> None:
+        try:
+            self._runner.on_frame(peer, sealed, self._agent, self._journal.stale_frames, monotonic_us())
+        except WireError as error:
+            self._journal.rejected[error.reason] += 1
+
+    def _take(self, event: seen.TransportEvent) -> None:  # noqa: C901, PLR0912 - one case an event
+        driver, membership, now_us = self._driver, self._membership, monotonic_us()
+        match event:
+            case seen.MessageReceived(peer, message, lane):
+                driver.on_message(peer, message, lane)
+            case seen.PeerConnected(peer, address):
+                self._addresses[peer] = address
+                self._journal.tell("peer_connected", f"connected to {event.hello.name} at {address}", node_id=peer)
+                driver.carry_membership(membership.on_connected(peer, address, now_us))
+                driver.members_changed()
+                for told in event.hello.addresses[:1]:
+                    self._book.seen(told)
+            case seen.PeerDisconnected(peer, reason):
+                self._journal.tell(
+                    "peer_disconnected", f"lost the connection to {driver.name_of(peer)} ({reason})", node_id=peer
+                )
+                driver.carry_membership(membership.on_disconnected(peer, now_us))
+                driver.members_changed()
+            case seen.PeerMoved(peer, address):
+                self._addresses[peer] = address
+                driver.carry_membership(membership.on_moved(peer, address, now_us))
+            case seen.DialFailed(address, reason):
+                self._journal.tell("dial_failed", f"no connection to {address} ({reason})", "debug")
+                driver.carry_membership(membership.on_dial_failed(address, now_us))
+            case seen.Rejected(reason, address):
+                self._journal.tell(
+                    "connection_refused", f"refused a connection from {address} ({reason})", "warning", reason=reason
+                )
+            case seen.IdentityConflict(peer):
+                text = f"two live processes use the identity of {driver.name_of(peer)}: stop one of them"
+                self._journal.tell("identity_conflict", text, "error", node_id=peer)
+                driver.carry_membership(membership.on_conflict(peer, now_us))
+            case seen.AdmissionsLearned(admissions):
+                self._book.save()
+                for admission in admissions:
+                    driver.carry_membership(membership.spread_admission(admission, now_us))
+            case seen.TransferObserved(peer, direction, size, duration_us, limited_by):
+                membership.on_transfer(peer, direction, size, duration_us, limited_by, now_us)
+                driver.members_changed()
+            case seen.ConditionerReloaded(error):
+                self._journal.tell(
+                    "conditioner_reloaded", error or "link shapes were read again", "warning" if error else "info"
+                )
+            case _:
+                assert_never(event)

@@ -1,0 +1,229 @@
+"""One frozen picture of the node and its mesh for API, metrics and console, copied from the cores and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from config.settings import NodeSettings
+from coordinator.assignment.effects import SlotPhase
+from coordinator.assignment.snapshot import CoordinatorSnapshot, SlotSnapshot
+from coordinator.planner.document import plan_document
+from coordinator.planner.plan import PlanRefused
+from protocol.ids import NodeId, Slot
+from protocol.membership.member import Member
+from protocol.rows import DeviceFact, LinkFact
+from stage_agent.api.snapshot import (
+    Event,
+    LinkView,
+    MemberView,
+    NodeSnapshot,
+    SlotState,
+    SlotView,
+    StageView,
+)
+from stage_agent.clock import monotonic_us
+from stage_agent.driver import Driver
+from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
+
+_STATES: Mapping[SlotPhase | str, SlotState] = {
+    "idle": "idle",
+    "settling": "planning",
+    "planning": "planning",
+    "preparing": "preparing",
+    "loading": "loading",
+    "activating": "activating",
+    "serving": "active",
+    "degraded": "active",
+    "withdrawn": "withdrawn",
+}
+
+
+@dataclass(slots=True)
+class Picture:
+    """See ``NodeSnapshotSource``. ``facts`` that never change are given once."""
+
+    driver: Driver
+    who: Identification
+    mesh_id: str
+    listen_address: str
+    started_us: int
+    settle_max_age_us: int
+    draining: bool = False
+
+    def snapshot(self) -> NodeSnapshot:
+        """The present picture."""
+        now_us = monotonic_us()
+        driver = self.driver
+        members = driver.membership.members(now_us)
+        coordination = driver.coordinator.snapshot(now_us)
+        canonical = coordination.canonical or NodeId("")
+        views = tuple(self._member(member, coordination, now_us) for _, member in sorted(members.items(), key=_by_name))
+        counters = driver.transport.counters
+        return NodeSnapshot(
+            now_us=now_us,
+            node_id=self.who.node_id,
+            name=self.who.name,
+            version=self.who.version,
+            mesh_id=self.mesh_id,
+            started_us=self.started_us,
+            joined=True,
+            draining=self.draining,
+            status_text=_status_text(coordination, members),
+            listen_address=self.listen_address,
+            members=views,
+            links=self._links(members),
+            coordinator_id=canonical,
+            is_coordinator=coordination.role == "coordinator",
+            term=max([coordination.term, *(each.ballot.term for each in driver.published.values())]),
+            election=_election_text(coordination),
+            slots=self._slots(coordination),
+            stages=tuple(
+                StageView(node_id, member.row.name, fact)
+                for node_id, member in sorted(members.items(), key=_by_name)
+                if member.state in {"alive", "suspect"}
+                for fact in member.row.stages
+            ),
+            counters=driver.journal.counters(counters.bytes["send"], counters.bytes["receive"], counters.rejected),
+            quic_connections=len(driver.transport.connected),
+        )
+
+    def events(self, after: int = 0) -> tuple[Event, ...]:
+        """Remembered events newer than ``after``."""
+        return self.driver.journal.events(after)
+
+    def _member(self, member: Member, coordination: CoordinatorSnapshot, now_us: int) -> MemberView:
+        row = member.row
+        device: DeviceFact | None = max(
+            row.devices, key=lambda each: each.memory_bandwidth_bytes_per_s or 0, default=None
+        )
+        gone = member.state in {"dead", "left"}
+        why = member.state if gone else coordination.left_out.get(member.node_id, "").replace("_", " ")
+        rtt = None if member.link is None else member.link.rtt
+        hardware = Hardware(row.detected_memory_bytes, row.memory_source == "shaped", row.devices)
+        caps = NodeSettings(memory_cap_bytes=row.memory_cap_bytes, runtime_headroom_bytes=row.runtime_headroom_bytes)
+        return MemberView(
+            node_id=member.node_id,
+            name=row.name,
+            state=member.state,
+            plannable=not why,
+            why_not_plannable=why,
+            status=row.status,
+            version=row.version,
+            engine=row.engine,
+            address=member.address or (row.addresses[0] if row.addresses else ""),
+            api_address=row.api_address,
+            detected_memory_bytes=row.detected_memory_bytes,
+            usable_memory_bytes=usable_memory_bytes(hardware, caps),
+            memory_source=row.memory_source,
+            memory_bandwidth_bytes_per_s=None if device is None else device.memory_bandwidth_bytes_per_s,
+            bandwidth_source="unknown" if device is None else device.source,
+            compute_flops_per_s=None if device is None else device.compute_flops_per_s,
+            compute_source="unknown" if device is None else device.source,
+            device="" if device is None else device.name,
+            rtt_us=None if rtt is None else rtt.min_rtt_us,
+            rtt_settled=member.is_self or (member.link is not None and member.link.settled),
+            last_heard_age_us=None if member.heard_us is None else max(0, now_us - member.heard_us),
+            flaps=len(member.flaps),
+            degraded=row.degraded,
+            is_self=member.is_self,
+            is_coordinator=member.node_id == coordination.canonical,
+        )
+
+    def _links(self, members: Mapping[NodeId, Member]) -> tuple[LinkView, ...]:
+        own = self.driver.membership.link_facts(monotonic_us())
+        links: list[LinkView] = []
+        for node_id, member in sorted(members.items(), key=_by_name):
+            if member.state not in {"alive", "suspect"}:
+                continue
+            facts = own if member.is_self else member.row.links
+            links += [self._link(node_id, fact) for fact in facts if NodeId(fact.target) in members]
+        return tuple(links)
+
+    def _link(self, source: str, fact: LinkFact) -> LinkView:
+        span_us = fact.first_age_us - fact.last_age_us
+        settled = (
+            not fact.estimated
+            and fact.samples >= 2
+            and span_us >= 5_000_000
+            and fact.last_age_us <= self.settle_max_age_us
+        )
+        return LinkView(
+            source=source,
+            target=fact.target,
+            rtt_us=fact.min_rtt_us,
+            jitter_us=fact.jitter_us,
+            settled=settled,
+            samples=fact.samples,
+            first_age_us=fact.first_age_us,
+            last_age_us=fact.last_age_us,
+            send_bytes_per_s=fact.send_bytes_per_s,
+            receive_bytes_per_s=fact.receive_bytes_per_s,
+            bandwidth_age_us=fact.bandwidth_age_us,
+            bandwidth_limited_by=fact.bandwidth_limited_by,
+            degraded=fact.degraded,
+            shaped=fact.shaped,
+            estimated=fact.estimated,
+        )
+
+    def _slots(self, coordination: CoordinatorSnapshot) -> tuple[SlotView, ...]:
+        sources = {str(spec.slot): spec.source for spec in self.driver.wishes.specs}
+        own = {slot.slot: slot for slot in coordination.slots}
+        names = sorted({*sources, *own, *self.driver.published})
+        return tuple(self._slot(Slot(name), own.get(Slot(name)), coordination, sources) for name in names)
+
+    def _slot(
+        self,
+        name: Slot,
+        own: SlotSnapshot | None,
+        coordination: CoordinatorSnapshot,
+        sources: Mapping[str, str],
+    ) -> SlotView:
+        coordinates = coordination.role == "coordinator"
+        published = self.driver.published.get(name)
+        document: Mapping[str, Any] | None = None if published is None else published.document
+        phase: str = published.state if published is not None else "idle"
+        refusal, participants, routable = None, "", phase == "serving"
+        if own is not None and coordinates:
+            phase, participants, routable = own.state, own.participant_set_hash, own.routable
+            document = plan_document(own.plan) if own.plan is not None else document if own.routable else None
+            refusal = _refusal(own.refused)
+        ballot = (
+            own.ballot if own is not None and coordinates and own.ballot else published.ballot if published else None
+        )
+        reason = next((each for each in reversed(coordination.decisions) if each.slot == name), None)
+        return SlotView(
+            slot=name,
+            state="refused" if refusal is not None and document is None else _STATES.get(phase, "idle"),
+            model=sources.get(name, ""),
+            plan=document,
+            refusal=refusal,
+            epoch="" if ballot is None else str(ballot),
+            term=0 if ballot is None else ballot.term,
+            routable=routable,
+            participant_set_hash=participants or str((document or {}).get("participant_set_hash", "")),
+            generation=0 if published is None else published.generation,
+            reason="" if reason is None else self.driver.spoken(f"{reason.kind}: {reason.reason}"),
+            active_age_us=None,
+        )
+
+
+def _by_name(item: tuple[NodeId, Member]) -> tuple[str, str]:
+    return item[1].row.name, item[0]
+
+
+def _refusal(refused: PlanRefused | None) -> dict[str, Any] | None:
+    if refused is None:
+        return None
+    return {"code": refused.code, "message": refused.message, "details": refused.details}
+
+
+def _status_text(coordination: CoordinatorSnapshot, members: Mapping[NodeId, Member]) -> str:
+    alive = sum(1 for member in members.values() if member.state == "alive")
+    slots = ", ".join(f"{slot.slot} {slot.state}" for slot in coordination.slots) or "nothing to serve"
+    return f"{coordination.role}, {alive} nodes alive, {slots}"
+
+
+def _election_text(coordination: CoordinatorSnapshot) -> str:
+    if coordination.canonical is None:
+        return "waiting for membership to settle"
+    return "membership settled" if coordination.settled else "membership settling"

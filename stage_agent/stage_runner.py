@@ -1,0 +1,229 @@
+"""Carries out what the stage core asks of engines: load, serve under an epoch, unload.
+
+One runtime may stand behind several ballots of a slot, when only neighbours differ (``Load.reuse``): it is unloaded with
+the last of them. What becomes of a load is reported as a ``RuntimeEvent``, never returned.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from config.settings import RuntimeSettings
+from protocol.errors import StagemeshError
+from protocol.fencing import PlanEpoch
+from protocol.frame_envelope import open_envelope
+from protocol.ids import NodeId, Slot
+from protocol.rows import StageFact
+from protocol.stage_frame import request_epoch_of
+from stage_agent.clock import monotonic_us
+from stage_agent.library import ModelLibrary
+from stage_agent.runtimes.budget import StartBudget
+from stage_agent.runtimes.context import RuntimeContext
+from stage_agent.runtimes.factory import make_runtime
+from stage_agent.runtimes.interface import DecodeTiming, RuntimeFailure, StageLink, StageRuntime
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage.effects import (
+    ActivateRuntime,
+    Load,
+    Loaded,
+    LoadFailed,
+    LoadFailure,
+    LoadProgress,
+    RuntimeDied,
+    RuntimeEvent,
+    Unload,
+    Unloaded,
+)
+
+START_LIMIT = 5
+START_WINDOW_US = 300_000_000
+UNLOAD_LIMIT_S = 20.0
+
+_REASONS: dict[str, LoadFailure] = {
+    "insufficient_memory": "insufficient_memory",
+    "model_mismatch": "model_mismatch",
+    "model_unavailable": "model_mismatch",
+    "range_invalid": "range_invalid",
+    "unsupported_model": "engine_mismatch",
+}
+Label = tuple[Slot, PlanEpoch]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """One engine and the ballots it stands for."""
+
+    runtime: StageRuntime
+    labels: set[Label]
+    ready: bool = False
+    serving: Label | None = None
+    task: asyncio.Task[None] | None = None
+    closing: bool = field(default=False)
+
+
+class StageRunner:
+    """All engines of this node. ``report`` may be called at any time on the loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: RuntimeSettings,
+        node_id: str,
+        tasks: asyncio.TaskGroup,
+        library: ModelLibrary,
+        link: StageLink,
+        peer_address: Callable[[str], str],
+        report: Callable[[RuntimeEvent], None],
+    ) -> None:
+        self._settings = settings
+        self._node_id = node_id
+        self._tasks = tasks
+        self._library = library
+        self._link = link
+        self._peer_address = peer_address
+        self._report = report
+        self._engines: dict[Label, _Shared] = {}
+        self._budgets: dict[Slot, StartBudget] = {}
+
+    def load(self, effect: Load) -> None:
+        """Begin; answers ``LoadProgress`` … ``Loaded`` or ``LoadFailed``."""
+        label = (effect.slot, effect.ballot)
+        reused = self._engines.get((effect.slot, effect.reuse)) if effect.reuse is not None else None
+        if reused is not None and reused.ready and reused.runtime.keeps(effect.assignment):
+            reused.labels.add(label)
+            self._engines[label] = reused
+            self._report(Loaded(*label))
+            return
+        context = RuntimeContext(
+            tasks=self._tasks,
+            node_id=self._node_id,
+            epoch=effect.ballot,
+            link=self._link,
+            model_path=self._library.path_of,
+            peer_address=self._peer_address,
+            budget=self._budgets.setdefault(effect.slot, StartBudget(START_LIMIT, START_WINDOW_US)),
+        )
+        engine = _Shared(make_runtime(self._settings, context), {label})
+        self._engines[label] = engine
+        engine.task = self._tasks.create_task(self._live(engine, effect), name=f"stage {effect.slot} {effect.ballot}")
+
+    def activate(self, effect: ActivateRuntime) -> None:
+        """Serve under the ballot from now on."""
+        label = (effect.slot, effect.ballot)
+        engine = self._engines.get(label)
+        if engine is not None:
+            engine.serving = label
+            self._tasks.create_task(self._activate(engine, effect), name=f"activate {effect.slot} {effect.ballot}")
+
+    def unload(self, effect: Unload) -> None:
+        """Free the load; answers ``Unloaded`` when the memory is free."""
+        label = (effect.slot, effect.ballot)
+        engine = self._engines.pop(label, None)
+        if engine is None:
+            self._report(Unloaded(*label))
+            return
+        engine.labels.discard(label)
+        if engine.labels:
+            self._report(Unloaded(*label))
+            return
+        engine.closing = True
+        self._tasks.create_task(self._unload(engine, label), name=f"unload {effect.slot} {effect.ballot}")
+
+    def serving(self, slot: Slot, epoch: PlanEpoch) -> StageRuntime | None:
+        """The engine that serves ``slot`` at ``epoch``."""
+        engine = self._engines.get((slot, epoch))
+        return engine.runtime if engine is not None and engine.serving == (slot, epoch) else None
+
+    def timing(self, slot: Slot) -> DecodeTiming | None:
+        """What the serving engine measured."""
+        for (name, _), engine in self._engines.items():
+            if name == slot and engine.serving is not None:
+                return engine.runtime.timings()
+        return None
+
+    def timed(self, facts: tuple[StageFact, ...]) -> tuple[StageFact, ...]:
+        """``facts`` with what the serving engines measured."""
+        return tuple(self._timed(fact) for fact in facts)
+
+    def on_frame(self, peer: NodeId, sealed: bytes, agent: StageAgent, counted: Counter[str], now_us: int) -> None:
+        """Judge a frame by the stage's fence; hand an accepted one to the engine, count a refused one.
+
+        Raises ``WireError`` for bytes that are not a frame.
+        """
+        envelope, raw = open_envelope(sealed)
+        slot = Slot(envelope.slot)
+        flow = request_epoch_of(raw)
+        verdict = agent.accept_frame(slot, envelope.epoch, flow.request_id, flow, now_us)
+        engine = self.serving(slot, envelope.epoch) if verdict.accepted else None
+        receive = getattr(engine, "on_frame", None)
+        if receive is None:
+            counted[verdict.outcome if not verdict.accepted else "not_serving"] += 1
+        else:
+            receive(peer, sealed)
+
+    def _timed(self, fact: StageFact) -> StageFact:
+        timing = self.timing(Slot(fact.slot)) if fact.state == "serving" else None
+        if timing is None:
+            return fact
+        return fact.model_copy(
+            update={
+                "decode_us_per_layer": timing.us_per_layer,
+                "decode_samples": timing.samples,
+                "decode_age_us": timing.age_us,
+            }
+        )
+
+    async def close(self) -> None:
+        """Stop every engine; nothing is left behind."""
+        engines = {id(engine): engine for engine in self._engines.values()}
+        self._engines.clear()
+        for engine in engines.values():
+            engine.closing = True
+            await self._stop(engine)
+
+    async def _live(self, engine: _Shared, effect: Load) -> None:
+        label = (effect.slot, effect.ballot)
+        try:
+            await engine.runtime.load(
+                effect.assignment, lambda loaded, total: self._report(LoadProgress(*label, loaded, total))
+            )
+        except StagemeshError as refused:
+            self._engines.pop(label, None)
+            if not engine.closing:
+                self._report(LoadFailed(*label, *_told(refused)))
+            return
+        engine.ready = True
+        self._report(Loaded(*label))
+        failure = await engine.runtime.wait_failed()
+        self._budgets[effect.slot].record_failure(monotonic_us())
+        for each in tuple(engine.labels):
+            self._engines.pop(each, None)
+            self._report(RuntimeDied(*each, str(failure)))
+
+    async def _activate(self, engine: _Shared, effect: ActivateRuntime) -> None:
+        try:
+            await engine.runtime.activate(effect.ballot, effect.assignment)
+        except RuntimeFailure as failure:
+            self._engines.pop((effect.slot, effect.ballot), None)
+            self._report(RuntimeDied(effect.slot, effect.ballot, str(failure)))
+
+    async def _unload(self, engine: _Shared, label: Label) -> None:
+        await self._stop(engine)
+        self._report(Unloaded(*label))
+
+    async def _stop(self, engine: _Shared) -> None:
+        try:
+            async with asyncio.timeout(UNLOAD_LIMIT_S):
+                await engine.runtime.unload()
+        except TimeoutError:
+            pass  # the process leash ends what would not stop
+        if engine.task is not None:
+            engine.task.cancel()
+
+
+def _told(failure: StagemeshError) -> tuple[LoadFailure, str]:
+    """The stage core's reason, and one line for people."""
+    if isinstance(failure, RuntimeFailure):
+        return _REASONS.get(failure.reason, "load_failed"), str(failure)
+    return "model_mismatch", str(failure)
