@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from protocol.errors import WireError
 from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId
-from protocol.stage_frame import MAX_FRAME_BYTES, StageFrame, decode_frame
+from protocol.stage_frame import FLAG_RETRIABLE, MAX_FRAME_BYTES, FrameKind, StageFrame, decode_frame
 
 _LAYOUT = struct.Struct("<4sIQ32s16s64s")
 _MAGIC = b"SMF1"
@@ -74,6 +74,29 @@ def open_sealed(sealed: bytes | memoryview) -> tuple[FrameEnvelope, StageFrame]:
     """Inverse of ``FrameEnvelope.seal``. Raises ``WireError``; never anything else."""
     envelope, raw = open_envelope(sealed)
     return envelope, decode_frame(raw)
+
+
+def refusal_of(sealed: bytes | memoryview, active: PlanEpoch) -> bytes | None:
+    """The answer to a frame that the fence refused: ``StaleEpoch(active)``, retriable, for the node that sent it.
+
+    It goes back under the *refused* frame's own epoch, so that it passes the fence of a sender that still believes in it;
+    its payload is an envelope with ``active``. ``None`` for frames that ask for nothing: they are only counted, and two
+    nodes never refuse each other's refusals. Raises ``WireError`` for bytes that are no frame.
+    """
+    envelope, frame = open_sealed(sealed)
+    if frame.kind in {FrameKind.PREDICTION, FrameKind.DISCARD, FrameKind.REFUSED}:
+        return None
+    answer = StageFrame(
+        kind=FrameKind.REFUSED,
+        request_id=frame.request_id,
+        session_id=frame.session_id,
+        marks=FLAG_RETRIABLE,
+        checkpoint_generation=frame.checkpoint_generation,
+        prompt_token_count=frame.prompt_token_count,
+        decode_step=frame.decode_step,
+        payload=FrameEnvelope(active, envelope.slot).encode(),
+    )
+    return envelope.seal(answer)
 
 
 def _text(raw: bytes) -> str:

@@ -37,7 +37,6 @@ class ProcessRuntime:
         self._watcher: asyncio.Task[None] | None = None
         self._port: int | None = None
         self._wanted: list[str] = []
-        self._crash_counted = False
         self._stopping = asyncio.Event()
         self._busy = asyncio.Lock()
 
@@ -75,14 +74,11 @@ class ProcessRuntime:
             await self._stop()
 
     async def wait_failed(self) -> RuntimeFailure:
-        """Returns when the loaded engine exits by itself."""
+        """Returns when the loaded engine exits by itself; the driver counts that against the slot's budget."""
         engine = self._engine
         if engine is not None:
             code = await asyncio.shield(engine.exited)
             if not self._stopping.is_set():
-                if not self._crash_counted:
-                    self._crash_counted = True
-                    self._count_failure()
                 return _exit_failure(engine, code)
         never: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
         return await never

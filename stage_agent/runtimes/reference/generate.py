@@ -3,33 +3,29 @@
 import asyncio
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import TYPE_CHECKING
 
 from protocol.stage_frame import FLAG_LAST_CHUNK, FrameKind, StageFrame
 from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted
-from stage_agent.runtimes.reference.runtime import ReferenceRuntime
+
+if TYPE_CHECKING:
+    from stage_agent.runtimes.reference.runtime import ReferenceRuntime
 
 PREFILL_CHUNK_TOKENS = 256
 
 
 class Generator:
-    """Answers requests through one loaded ``ReferenceRuntime`` that is stage 0; at most its lanes at a time."""
+    """Answers requests through one ``ReferenceRuntime`` that is stage 0; at most its lanes at a time, others wait."""
 
-    def __init__(self, runtime: ReferenceRuntime) -> None:
+    def __init__(self, runtime: "ReferenceRuntime") -> None:
         self._runtime = runtime
         self._lanes: asyncio.Semaphore | None = None
         self._last_request_id = 0
 
     async def generate(
-        self,
-        prompt: tuple[int, ...],
-        max_new_tokens: int,
-        stop_tokens: frozenset[int] = frozenset(),
-        on_token: Callable[[int], None] = lambda _: None,
+        self, prompt: tuple[int, ...], max_new_tokens: int, stop_tokens: frozenset[int], on_token: Callable[[int], None]
     ) -> Generation:
-        """Up to ``max_new_tokens`` tokens after ``prompt``; the stop token is included. Raises ``GenerationInterrupted``.
-
-        Deterministic: the same prompt gives the same tokens however the model is split.
-        """
+        """See ``ReferenceRuntime.generate``."""
         assignment, decoder = self._runtime.serving
         _check(prompt, max_new_tokens, decoder.vocabulary, assignment.context_length)
         if self._lanes is None:  # a runtime keeps its lanes for life
@@ -47,7 +43,7 @@ class Generator:
 class _Request:
     """One flow. Request and session are numbered alike: nothing is continued across requests."""
 
-    def __init__(self, runtime: ReferenceRuntime, number: int, prompt: tuple[int, ...]) -> None:
+    def __init__(self, runtime: "ReferenceRuntime", number: int, prompt: tuple[int, ...]) -> None:
         self._runtime = runtime
         self._number = number
         self._prompt = prompt

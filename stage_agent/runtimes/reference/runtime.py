@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic_ns
@@ -26,7 +27,8 @@ from protocol.stage_frame import FrameKind, StageFrame
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure, same_layers
 from stage_agent.runtimes.reference.decoder import StageDecoder
-from stage_agent.runtimes.reference.requests import GenerationInterrupted, OpenRequests
+from stage_agent.runtimes.reference.generate import Generator
+from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted, OpenRequests
 from stage_agent.runtimes.reference.weights import StageWeights, read_stage
 from stage_agent.runtimes.reference.worker import Outgoing, StageWorker
 from stage_agent.runtimes.threads import on_this_loop, run_in_thread
@@ -44,6 +46,7 @@ class ReferenceRuntime:
         self.settings = settings
         self.counters: Counter[str] = Counter()
         self.requests = OpenRequests()
+        self._generator = Generator(self)
         self._context = context
         self._stop = threading.Event()
         self._busy = asyncio.Lock()
@@ -102,6 +105,20 @@ class ReferenceRuntime:
     def timings(self) -> DecodeTiming | None:
         """Of this stage's layers alone, without embedding, head and hops."""
         return self._worker.meter.timing(monotonic_ns() // 1_000) if self._worker is not None else None
+
+    async def generate(
+        self,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        stop_tokens: frozenset[int] = frozenset(),
+        on_token: Callable[[int], None] = lambda _: None,
+    ) -> Generation:
+        """Stage 0 only: up to ``max_new_tokens`` tokens after ``prompt``, greedily; a stop token is included.
+
+        Deterministic: the same prompt gives the same tokens however the model is split. Raises ``GenerationInterrupted``,
+        which says whether sending the request again may help.
+        """
+        return await self._generator.generate(prompt, max_new_tokens, stop_tokens, on_token)
 
     @property
     def serving(self) -> tuple[StageAssignment, StageDecoder]:

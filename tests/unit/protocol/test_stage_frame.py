@@ -6,10 +6,11 @@ import pytest
 
 from protocol.errors import WireError
 from protocol.fencing import NO_EPOCH, PlanEpoch
-from protocol.frame_envelope import ENVELOPE_BYTES, FrameEnvelope, open_envelope, open_sealed
+from protocol.frame_envelope import ENVELOPE_BYTES, FrameEnvelope, open_envelope, open_sealed, refusal_of
 from protocol.ids import Instance, NodeId
 from protocol.stage_frame import (
     FLAG_LAST_CHUNK,
+    FLAG_RETRIABLE,
     HEADER_BYTES,
     FrameDtype,
     FrameKind,
@@ -207,3 +208,19 @@ def test_bytes_that_are_no_envelope_are_refused() -> None:
     sealed[0] = 0
     with pytest.raises(WireError, match="not a stage frame"):
         open_envelope(sealed)
+
+
+def test_a_refusal_names_the_request_and_the_active_plan_under_the_refused_frames_own_epoch() -> None:
+    active = PlanEpoch(9, NodeId("m" * 32), EPOCH.instance)
+    envelope = FrameEnvelope(EPOCH, "default", 5)
+    sealed = refusal_of(envelope.seal(DECODE), active)
+    assert sealed is not None
+    answered, answer = open_sealed(sealed)
+    assert answered == envelope
+    assert (answer.kind, answer.request_epoch, answer.marks) == (
+        FrameKind.REFUSED,
+        DECODE.request_epoch,
+        FLAG_RETRIABLE,
+    )
+    assert open_envelope(bytes(answer.payload))[0] == FrameEnvelope(active, "default")
+    assert refusal_of(sealed, active) is None

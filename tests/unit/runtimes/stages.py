@@ -10,7 +10,6 @@ from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId
 from stage_agent.runtimes.budget import StartBudget
 from stage_agent.runtimes.context import RuntimeContext
-from stage_agent.runtimes.reference.generate import Generator
 from stage_agent.runtimes.reference.runtime import ReferenceRuntime
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class _Sender:
 
 
 class Chain:
-    """Loaded and activated stages of one plan; ``generator`` speaks for stage 0."""
+    """Loaded and activated stages of one plan; ``driver`` is stage 0."""
 
     def __init__(self, tasks: asyncio.TaskGroup, model: Path, settings: RuntimeSettings | None = None) -> None:
         self.link = MemoryLink()
@@ -115,7 +114,7 @@ class Chain:
             await runtime.load(assignment, lambda done, total: self.reports.append((done, total)))
             self.link.runtimes[node] = runtime
         await self.activate(plan, epoch)
-        self.generator = Generator(self.link.runtimes["n0"])
+        self.driver = self.link.runtimes["n0"]
         return self
 
     async def activate(self, plan: list[StageAssignment], epoch: PlanEpoch) -> None:

@@ -24,7 +24,7 @@ async def generated(
 ) -> Generation:
     async with asyncio.TaskGroup() as tasks:
         chain = await Chain(tasks, model).start(assignments(ranges, context=context))
-        result = await chain.generator.generate(prompt, NEW_TOKENS)
+        result = await chain.driver.generate(prompt, NEW_TOKENS)
         await chain.stop()
     return result
 
@@ -53,7 +53,7 @@ def test_two_requests_at_once_do_not_mix(model: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
             both = await asyncio.gather(
-                chain.generator.generate(PROMPT, NEW_TOKENS), chain.generator.generate(PROMPT[::-1], NEW_TOKENS)
+                chain.driver.generate(PROMPT, NEW_TOKENS), chain.driver.generate(PROMPT[::-1], NEW_TOKENS)
             )
             await chain.stop()
         return both
@@ -67,7 +67,7 @@ def test_frames_carry_the_plan_epoch_their_exact_size_and_the_prediction_goes_st
     async def run() -> Chain:
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model).start(assignments([(0, 2), (2, 4), (4, 6)]))
-            await chain.generator.generate(PROMPT, 3)
+            await chain.driver.generate(PROMPT, 3)
             await chain.stop()
         return chain
 
@@ -100,13 +100,13 @@ def test_a_new_plan_ends_open_requests_as_retriable_and_the_retry_gives_the_same
                 if len(seen) == 3:
                     third.set()
 
-            request = tasks.create_task(_interrupted(chain.generator.generate(PROMPT, NEW_TOKENS, on_token=on_token)))
+            request = tasks.create_task(_interrupted(chain.driver.generate(PROMPT, NEW_TOKENS, on_token=on_token)))
             await third.wait()
             await chain.activate(plan, LATER)
             interruption = await request
             assert interruption.reason == "plan_changed"
             assert interruption.retriable
-            result = await chain.generator.generate(PROMPT, NEW_TOKENS)
+            result = await chain.driver.generate(PROMPT, NEW_TOKENS)
             await chain.stop()
         return result
 
@@ -136,7 +136,7 @@ def test_frames_of_another_plan_or_from_another_node_change_nothing(model: Path)
                 return sealed
 
             chain.link.tamper = tamper
-            result = await chain.generator.generate(PROMPT, NEW_TOKENS)
+            result = await chain.driver.generate(PROMPT, NEW_TOKENS)
             await chain.stop()
         return result, chain
 
@@ -156,7 +156,7 @@ def test_a_repeated_frame_is_harmless(model: Path) -> None:
                 return sealed
 
             chain.link.tamper = twice
-            result = await chain.generator.generate(PROMPT, NEW_TOKENS)
+            result = await chain.driver.generate(PROMPT, NEW_TOKENS)
             await chain.stop()
         return result
 
@@ -169,7 +169,7 @@ def test_a_lost_frame_ends_the_request_in_time_as_retriable(model: Path) -> None
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model, settings).start(assignments([(0, 3), (3, 6)]))
             chain.link.tamper = lambda _source, _target, _sealed: None
-            interruption = await _interrupted(chain.generator.generate(PROMPT, NEW_TOKENS))
+            interruption = await _interrupted(chain.driver.generate(PROMPT, NEW_TOKENS))
             await chain.stop()
         return interruption
 
@@ -182,7 +182,7 @@ def test_an_unreachable_stage_ends_the_request_at_once(model: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
             chain.link.down.add("n1")
-            interruption = await _interrupted(chain.generator.generate(PROMPT, NEW_TOKENS))
+            interruption = await _interrupted(chain.driver.generate(PROMPT, NEW_TOKENS))
             await chain.stop()
         return interruption
 
@@ -205,7 +205,7 @@ def test_a_stage_that_lost_its_cache_refuses_and_the_request_may_be_sent_again(m
                 return sealed
 
             chain.link.tamper = forget
-            interruption = await _interrupted(chain.generator.generate(PROMPT, NEW_TOKENS, on_token=seen.append))
+            interruption = await _interrupted(chain.driver.generate(PROMPT, NEW_TOKENS, on_token=seen.append))
             await chain.stop()
         return interruption
 
@@ -218,7 +218,7 @@ def test_decode_timings_appear_after_the_warm_up(model: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
             before = chain.runtimes[0].timings()
-            await chain.generator.generate(PROMPT, NEW_TOKENS)
+            await chain.driver.generate(PROMPT, NEW_TOKENS)
             timings = [before, *(runtime.timings() for runtime in chain.runtimes)]
             await chain.stop()
         return timings
@@ -237,7 +237,7 @@ def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(
     async def run() -> tuple[GenerationInterrupted, int]:
         async with asyncio.TaskGroup() as tasks:
             chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
-            interruption = await _interrupted(chain.generator.generate(prompt, count))
+            interruption = await _interrupted(chain.driver.generate(prompt, count))
             await chain.stop()
         return interruption, len(chain.link.sent)
 
@@ -251,7 +251,7 @@ def test_an_unloaded_stage_serves_nothing_and_unloading_twice_is_harmless(model:
             chain = await Chain(tasks, model).start(assignments([(0, 6)]))
             await chain.stop()
             await chain.stop()
-            return await _interrupted(chain.generator.generate(PROMPT, 2))
+            return await _interrupted(chain.driver.generate(PROMPT, 2))
 
     assert asyncio.run(run()).reason == "not_serving"
 
