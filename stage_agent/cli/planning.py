@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -126,11 +126,9 @@ def _live_document(node: str | None, model: str | None) -> Document:
     from stage_agent.cli.client import get_json, post_json
 
     if model is None:
-        document: Document = get_json(node, "/api/v1/plan")
-        return document
+        return cast("Document", get_json(node, "/api/v1/plan"))
     path = str(Path(model).resolve()) if Path(model).exists() else model
-    document = post_json(node, "/api/v1/plan:preview", {"model": path})
-    return document
+    return cast("Document", post_json(node, "/api/v1/plan:preview", {"model": path}))
 
 
 def _watch(node: str | None, model: str | None) -> None:

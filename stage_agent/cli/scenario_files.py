@@ -5,21 +5,34 @@ from pathlib import Path
 
 from coordinator.model.package import ModelPackage
 from coordinator.planner.problem import Calibration, PlanRequest
-from coordinator.simulator.profiles import parse_profile
+from coordinator.simulator.hardware import Hardware, parse_hardware
+from coordinator.simulator.profiles import Profile, parse_profile
 from coordinator.simulator.scenario import Scenario, ScenarioError, parse_scenario
 
 MAX_SCENARIO_BYTES = 16 * 1_048_576
 
 
-def engine_profiles() -> dict[str, Calibration]:
-    """The profiles shipped in ``config/calibrations``, by name."""
+def full_profiles() -> dict[str, Profile]:
+    """The profiles shipped in ``config/calibrations``, by name, with their derivations."""
     folder = resources.files("config") / "calibrations"
-    found: dict[str, Calibration] = {}
+    found: dict[str, Profile] = {}
     for entry in sorted(folder.iterdir(), key=lambda item: item.name):
         if entry.name.endswith(".toml"):
             name = entry.name.removesuffix(".toml")
-            found[name] = parse_profile(name, entry.read_text(encoding="utf-8")).calibration
+            found[name] = parse_profile(name, entry.read_text(encoding="utf-8"))
     return found
+
+
+def engine_profiles() -> dict[str, Calibration]:
+    """The calibrations of the shipped profiles, by name."""
+    return {name: profile.calibration for name, profile in full_profiles().items()}
+
+
+def hardware_priors() -> Hardware:
+    """The device and link priors shipped in ``config/hardware``."""
+    folder = resources.files("config") / "hardware"
+    devices, links = (folder / name for name in ("devices.toml", "links.toml"))
+    return parse_hardware(devices.read_text(encoding="utf-8"), links.read_text(encoding="utf-8"))
 
 
 def read_text(path: Path) -> str:

@@ -1,0 +1,66 @@
+"""An explanation as tables: what each part of a token costs, the rivals, what would change the plan."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stage_agent.cli.plan_view import Document, columns, lines_view, milliseconds
+
+_RIVALS = {
+    "memory_order": "same nodes, by memory",
+    "without_node": "without",
+    "single_node": "one node alone",
+}
+
+
+def explanation_view(document: Document) -> RenderableType:
+    """Terms, rivals and changes of one explanation document."""
+    total = document["decode_tpot_us"]
+    head = Text.assemble(
+        ("plan ", "dim"), (str(document["plan_id"]), "bold"), ("  per token ", "dim"), milliseconds(total)
+    )
+    parts: list[RenderableType] = [head, Text(), _terms(document, total), Text(), _rivals(document)]
+    if document["changes"]:
+        parts += [Text(), lines_view("what would change it", document["changes"])]
+    return Group(*parts)
+
+
+def _terms(document: Document, total: int | None) -> Table:
+    table = columns("part of a token", "", ">cost", ">share", title="what each part costs")
+    for term in document["terms"]:
+        cost = term["cost_us"]
+        share = "" if cost is None or not total else f"{cost / total:.0%}"
+        bar = Text("" if cost is None or not total else "█" * round(30 * cost / total), style="cyan")
+        table.add_row(Text.assemble((f"{term['kind']} ", "dim"), term["name"]), bar, milliseconds(cost), share)
+    return table
+
+
+def _rivals(document: Document) -> Table:
+    table = columns("rival", "placement", ">per token", ">difference", "because of", title="rivals")
+    for rival in document["rivals"]:
+        label = f"{_RIVALS.get(rival['kind'], rival['kind'])}"
+        if rival["kind"] == "without_node":
+            label = f"{label} {rival['label'].removeprefix('without ')}"
+        difference = rival["difference_us"]
+        style = "" if difference is None else "green" if difference < 0 else "red"
+        signed = "" if difference is None else f"{'+' if difference >= 0 else '−'}{milliseconds(abs(difference))}"
+        placement = " → ".join(
+            f"{node} ({end - start})" for node, (start, end) in zip(rival["nodes"], rival["layers"], strict=True)
+        )
+        table.add_row(
+            label,
+            placement or Text(rival["reason"] or "none", style="dim"),
+            milliseconds(rival["decode_tpot_us"]) if rival["nodes"] else "",
+            Text(signed, style=style),
+            _because(rival),
+        )
+    return table
+
+
+def _because(rival: Document) -> str:
+    term = rival["term"]
+    if term is None:
+        return ""
+    change = rival["term_difference_us"]
+    by = "" if change is None else f" {'+' if change >= 0 else '−'}{milliseconds(abs(change))}"
+    return f"{term['kind']} {term['name']}{by}"
