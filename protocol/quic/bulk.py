@@ -18,7 +18,7 @@ BUFFER_BYTES = 1_048_576
 """Per stream and direction: read ahead, and written but not yet taken by the kernel."""
 CHUNK_BYTES = 65_536
 REPORT_US = 1_000_000
-GAP_US = 100_000
+GAP_US = 500_000
 SAMPLE_MIN_BYTES = 65_536
 BUSY_SHARE = 0.85
 WAIT_SHARE = 0.5
@@ -80,6 +80,11 @@ class Meter:
             self.observe(self.direction, self.size, duration_us, limit)
         self.size, self.waited_us, self.begun_us = 0, 0, None
 
+    def restart(self) -> None:
+        """Report what there is; the clock starts now."""
+        self.report()
+        self._start(time.monotonic_ns() // 1_000)
+
     def _start(self, now_us: int) -> None:
         self.size, self.waited_us, self.begun_us, self.last_us = 0, 0, now_us, now_us
         self.cpu_begun_us = time.process_time_ns() // 1_000
@@ -102,9 +107,14 @@ class BulkReader:
         return data
 
     async def readexactly(self, size: int) -> bytes:
-        """Exactly ``size`` bytes. Raises ``asyncio.IncompleteReadError`` at the end."""
+        """Exactly ``size`` bytes. Raises ``asyncio.IncompleteReadError`` at the end.
+
+        A large frame is one sample, from its first bytes on: how long the peer took to begin says nothing of the link.
+        """
         parts: list[bytes] = []
         while size:
+            if len(parts) == 1 and size >= SAMPLE_MIN_BYTES:
+                self.meter.restart()
             part = await self.read(min(size, BUFFER_BYTES))
             if not part:
                 raise asyncio.IncompleteReadError(b"".join(parts), size)
