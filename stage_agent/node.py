@@ -46,7 +46,7 @@ from stage_agent.notify import SystemdNotifier
 from stage_agent.operations import SERVED_SPACE, Operations
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
 from stage_agent.picture import Picture
-from stage_agent.probes.facts import measure_node
+from stage_agent.probes.measure import measure_node
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.record import SlotRecord
 from stage_agent.stage_link import BulkStageLink

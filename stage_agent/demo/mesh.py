@@ -6,6 +6,7 @@ with the demo, even when it is killed, and the directory is removed when the dem
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -110,7 +111,7 @@ class DemoMesh:
         self.start(first)
         self.wait_for_api(first)
         for node in self.nodes[1:]:
-            token = _command("invite", "--config", str(first.config), "--json-token").strip()
+            token = json.loads(_command("invite", "--json", "--config", str(first.config)))["token"]
             _command("join", "-", "--config", str(node.config), stdin=token)
             self.start(node)
 
