@@ -22,6 +22,8 @@ class ArchitectureFacts:
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str) or not architecture:
             raise ModelError(f"{where}: general.architecture is missing; the file does not say what model it is")
+        if not architecture.isprintable() or len(architecture) > 64:
+            raise ModelError(f"{where}: general.architecture is {architecture!r:.80}, which names no model")
         self.architecture = architecture
 
     def key(self, suffix: str) -> str:

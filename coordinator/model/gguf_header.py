@@ -18,14 +18,17 @@ from coordinator.model.source import ForwardReader, RangedSource
 from coordinator.model.tensor_types import GGML_TYPES, REMOVED_GGML_TYPES, TensorType
 from protocol.errors import ModelError
 
-MAX_HEADER_BYTES = 128 * 1024 * 1024
-"""Four times the largest known header (a 262 k vocabulary with merges and a chat template is about 25 MB)."""
-MAX_METADATA_PAIRS = 16_384
-MAX_TENSORS = 65_536
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+"""Of a file, and of all shards together. The largest known header (262 k vocabulary with merges) is about 25 MB."""
+MAX_METADATA_PAIRS = 4_096
+MAX_TENSORS = 16_384
+"""In a file, and in all shards together; the largest known models have about 2 000."""
 MAX_KEY_BYTES = 1_024
 MAX_TENSOR_NAME_BYTES = 256
-MAX_KEPT_STRING_BYTES = 4_096
-MAX_KEPT_ARRAY_ITEMS = 4_096
+MAX_KEPT_STRING_BYTES = 1_024
+MAX_KEPT_ARRAY_ITEMS = 2_048
+MAX_KEPT_ITEMS = 131_072
+"""Array items kept over the whole header; arrays that come later are passed over."""
 MAX_SKIPPED_STRINGS = 2_000_000
 """Strings in arrays over the whole header; the largest known vocabulary with merges has 0.8 million."""
 MAX_ALIGNMENT = 1 << 20
@@ -120,11 +123,12 @@ def _bound(count: int, limit: int, where: str, what: str) -> None:
 
 
 class _Metadata:
-    """Reads the key-value section; keeps a budget of strings over the whole of it."""
+    """Reads the key-value section; keeps budgets over the whole of it."""
 
     def __init__(self, reader: ForwardReader) -> None:
         self._reader = reader
         self._strings_left = MAX_SKIPPED_STRINGS
+        self._items_left = MAX_KEPT_ITEMS
 
     def read(self, count: int) -> dict[str, MetadataValue]:
         pairs: dict[str, MetadataValue] = {}
@@ -159,9 +163,10 @@ class _Metadata:
             self._strings_left -= count
             self._reader.skip_strings(count, key)
             return Skipped(count)
-        if code in _SCALARS and count > MAX_KEPT_ARRAY_ITEMS:
+        if code in _SCALARS and count > min(MAX_KEPT_ARRAY_ITEMS, self._items_left):
             self._reader.skip(count * _SCALARS[code].size, key)
             return Skipped(count)
+        self._items_left -= count
         return self._scalars(code, count, key)
 
     def _scalars(self, code: int, count: int, key: str) -> tuple[int | float, ...]:
@@ -181,7 +186,10 @@ def _read_name(reader: ForwardReader, limit: int, what: str) -> str:
     length = reader.u64(f"the length of {what}")
     if length > limit:
         raise ModelError(f"{reader.where}: {what} of {length} bytes, more than the {limit} that are accepted")
-    return _decode(reader.take(length, what), reader.where, what)
+    name = _decode(reader.take(length, what), reader.where, what)
+    if not name.isprintable():
+        raise ModelError(f"{reader.where}: {what} holds control characters ({name!r:.80})")
+    return name
 
 
 def _decode(content: bytes, where: str, what: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from coordinator.model.cache_layout import cache_layout
 from coordinator.model.digest import DescribedFile, content_digest
 from coordinator.model.facts import MAX_BYTES, ArchitectureFacts
-from coordinator.model.gguf_header import GgufHeader, read_gguf_header
+from coordinator.model.gguf_header import MAX_HEADER_BYTES, MAX_TENSORS, GgufHeader, read_gguf_header
 from coordinator.model.gguf_shards import GgufModel, join_shards
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.model.source import RangedSource
@@ -27,7 +27,13 @@ MAX_CONTEXT = 1 << 40
 
 def read_gguf_model(sources: Sequence[tuple[str, RangedSource]]) -> tuple[GgufModel, list[GgufHeader]]:
     """The headers of all shards, in order, joined; ``sources`` pairs the name used in errors with the bytes."""
-    headers = [read_gguf_header(source, where) for where, source in sources]
+    headers = []
+    for where, source in sources:
+        headers.append(read_gguf_header(source, where))
+        if sum(header.header_bytes for header in headers) > MAX_HEADER_BYTES:
+            raise ModelError(f"{where}: the shards' headers exceed {MAX_HEADER_BYTES} bytes; refused")
+        if sum(len(header.tensors) for header in headers) > MAX_TENSORS:
+            raise ModelError(f"{where}: the shards hold more than the {MAX_TENSORS} tensors that are accepted")
     return join_shards(headers), headers
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.model.facts import ArchitectureFacts
-from coordinator.model.gguf_header import GgufHeader, read_gguf_header
+from coordinator.model.gguf_header import MAX_HEADER_BYTES, GgufHeader, read_gguf_header
 from coordinator.model.gguf_package import describe
 from coordinator.model.layer_package import Artifact, LayerPackageManifest
 from coordinator.model.package import ModelPackage
@@ -18,6 +18,9 @@ from coordinator.model.source import RangedSource
 from coordinator.model.tensor_roles import OUTPUT_HEAD, TOKEN_EMBEDDING, LayerBytes, WeightTally, is_expert
 from coordinator.model.tensor_types import CacheType
 from protocol.errors import ModelError
+
+MAX_HEADERS_BYTES = 4 * MAX_HEADER_BYTES
+"""Of all files together: each may repeat the vocabulary."""
 
 
 def package_layers(
@@ -30,11 +33,7 @@ def package_layers(
     """The package; ``files`` maps artifact paths to bytes and must hold the metadata. Raises ``ModelError``."""
     if manifest.metadata.path not in files:
         raise ModelError(f"{manifest.where}: {manifest.metadata.path} is missing; it describes the model")
-    headers = {
-        artifact.path: check_artifact(manifest, artifact, files[artifact.path])
-        for artifact in manifest.artifacts
-        if artifact.path in files and not artifact.role.startswith("projector")
-    }
+    headers = _headers(manifest, files)
     facts = ArchitectureFacts(headers[manifest.metadata.path].metadata, manifest.metadata.path)
     _check_against_metadata(manifest, facts)
     weights, diagnostics = _tally(manifest, headers, has_experts=facts.has("expert_count"))
@@ -50,6 +49,19 @@ def package_layers(
     missing = any(artifact.path not in files for artifact in manifest.artifacts)
     more = (*diagnostics, *(("package_files_missing",) if missing else ()))
     return replace(package, name=manifest.model_id, diagnostics=(*package.diagnostics, *more))
+
+
+def _headers(manifest: LayerPackageManifest, files: Mapping[str, RangedSource]) -> dict[str, GgufHeader]:
+    headers: dict[str, GgufHeader] = {}
+    held = 0
+    for artifact in (manifest.metadata, manifest.embeddings, manifest.output, *manifest.layers):
+        if artifact.path not in files:
+            continue
+        header = headers[artifact.path] = check_artifact(manifest, artifact, files[artifact.path])
+        held += header.header_bytes
+        if held > MAX_HEADERS_BYTES:
+            raise ModelError(f"{manifest.where}: the files' headers exceed {MAX_HEADERS_BYTES} bytes; refused")
+    return headers
 
 
 def check_artifact(manifest: LayerPackageManifest, artifact: Artifact, source: RangedSource) -> GgufHeader:

@@ -77,6 +77,8 @@ HOSTILE = {
     "claims 9223372036854775808 metadata keys": gguf_bytes(metadata(), pair_count=2**63),
     "truncated or damaged in the length of a metadata key": gguf_bytes(metadata(), pair_count=100),
     "metadata key of 18446744073709551615 bytes": gguf_bytes([])[:16] + struct.pack("<QQ", 1, 2**64 - 1),
+    "a metadata key holds control characters": gguf_bytes([("a\nb", 1)]),
+    "a tensor name holds control characters": gguf_bytes({}, [TensorSpec("a\x1b[31m", (1,))]),
     "a metadata key is not UTF-8": gguf_bytes([(b"\xff\xfe", 1)]),
     "the value of general.name is not UTF-8": gguf_bytes({"general.name": b"\xc3\x28"}),
     "'a' appears twice": gguf_bytes([("a", 1), ("a", 2)]),
@@ -121,8 +123,10 @@ def test_a_hostile_header_is_refused_in_words(expected):
 
 
 def test_every_truncation_of_a_small_file_is_refused():
-    content = gguf_bytes({**metadata(), "tokens": array("str", ["a", "bb", "ccc"])}, tensors(2))
-    assert read(content)
+    content = gguf_bytes(
+        {**metadata(), "tokens": array("str", ["a", "bb", "ccc"])}, tensors(2, rows=[1, 2], head=False)[1:]
+    )
+    assert len(read(content).tensors) == 5
     for length in range(len(content)):
         with pytest.raises(ModelError):
             read(content[:length])
@@ -156,11 +160,11 @@ def test_a_huge_file_of_empty_strings_is_refused_before_it_is_walked():
 
 
 def test_a_large_numeric_array_is_neither_read_nor_held_in_memory():
-    head = gguf_bytes({"a": array("f32", [], count=2**24), "b": 1})
+    head = gguf_bytes({"a": array("f32", [], count=2**23), "b": 1})
     source = Gigabytes(head[:-17], 2**31)  # behind the array come zeros, so the next key is empty and of type 0
     tracemalloc.start()
     try:
-        assert read_gguf_header(source, "m.gguf").metadata == {"a": Skipped(2**24), "": 0}
+        assert read_gguf_header(source, "m.gguf").metadata == {"a": Skipped(2**23), "": 0}
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

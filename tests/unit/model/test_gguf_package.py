@@ -159,6 +159,11 @@ def test_a_file_without_an_architecture_is_refused():
         package(gguf_bytes(facts, tensors(4)))
 
 
+def test_an_architecture_that_is_no_name_is_refused_in_one_line():
+    with pytest.raises(ModelError, match=r"general.architecture is 'lla\\nma', which names no model"):
+        package(gguf_bytes({**metadata(), "general.architecture": "lla\nma"}, tensors(4)))
+
+
 @pytest.mark.parametrize(
     ("facts", "specs", "words"),
     [
