@@ -85,8 +85,8 @@ class Attempt:
         self.plan: Final = plan
         self.phase: Phase = "preparing"
         self.outcome: RunningPlan | AttemptFailed | None = None
-        self.broke_first = False
-        """The old plan was retired to make room: it does not serve any more."""
+        self.retired: frozenset[NodeId] = frozenset()
+        """Where the old plan was retired to make room: it does not serve any more."""
         self._source: Final = source
         self._running: Final = running
         self._settings: Final = settings
@@ -252,7 +252,7 @@ class Attempt:
 
     def _make_room(self, cramped: list[NodeId]) -> list[Effect]:
         """The old plan stops serving as a whole; only the nodes without room have to unload it."""
-        self.broke_first = True
+        self.retired = frozenset(cramped)
         effects: list[Effect] = []
         if self._running is not None:
             effects.append(Route(self.slot, None, self._running.ballot))
@@ -360,7 +360,7 @@ class Attempt:
     # ------------------------------------------------------------------ refusals
 
     def _on_nack(self, sender: NodeId, message: Nack, now_us: int) -> list[Effect]:
-        waiting_for_room = self.broke_first and message.reason == "insufficient_memory" and message.claim == "stage"
+        waiting_for_room = bool(self.retired) and message.reason == "insufficient_memory" and message.claim == "stage"
         if waiting_for_room and self._room_tries.get(sender, 0) < ROOM_TRIES:
             self._room_tries[sender] = self._room_tries.get(sender, 0) + 1
             return []

@@ -93,7 +93,7 @@ class SlotCoordinator:
     @property
     def routable(self) -> bool:
         """Every stage serves, stage 0 included."""
-        return self.watch.whole and not (self.attempt is not None and self.attempt.broke_first)
+        return self.watch.whole
 
     @property
     def running(self) -> RunningPlan | None:
@@ -120,9 +120,7 @@ class SlotCoordinator:
         if not moment.coordinating:
             return self._stand_by(moment)
         effects = self._drive(moment)
-        broke_first = self.attempt is not None and self.attempt.broke_first
-        migrating = self.attempt is not None
-        effects += self.watch.attend(self.spec, moment, migrating=migrating, broke_first=broke_first)
+        effects += self.watch.attend(self.spec, moment, self.attempt, self._campaign.claim())
         effects += self._follow_health(moment)
         return effects + self._consider(moment)
 
@@ -263,9 +261,8 @@ class SlotCoordinator:
             return []
         if since_us == moment.now_us:
             self._deferred = False
-            for node_id, why in self.watch.health.lost.items():
-                if why in {"stage_failed", "not_serving"}:
-                    self._culprits.blame(node_id, why, moment.now_us)
+            for node_id, why in self.watch.failed_here().items():
+                self._culprits.blame(node_id, why, moment.now_us)
         if self.busy or moment.now_us < since_us + self.settings.assignment.withdraw_grace_us:
             return []
         return self.withdraw("no replacement within the grace", moment)

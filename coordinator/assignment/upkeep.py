@@ -1,7 +1,7 @@
 """What a coordinator says to keep a plan alive and to clear away what is not part of it.
 
-Only *lower* ballots than the running plan's are ever cleared: a coordinator that slept through its own replacement can
-not harm what came after it.
+A coordinator that slept through its own replacement must not harm what came after it: what is newer than its own plan it
+leaves alone until its rows have shown for a while that it is no plan.
 """
 
 from coordinator.assignment.effects import Effect, Send
@@ -9,7 +9,10 @@ from coordinator.assignment.running import RunningPlan
 from coordinator.view import ClusterView
 from protocol.ballots import Abort, Keepalive, Retire
 from protocol.fencing import PlanEpoch, epoch_from_wire, epoch_to_wire
-from protocol.ids import NodeId
+from protocol.ids import NodeId, Slot
+
+STRAY_GRACE_US = 10_000_000
+"""How long a stage outside the plan is left alone before it counts as forgotten."""
 
 
 def keepalives(running: RunningPlan) -> list[Effect]:
@@ -20,40 +23,51 @@ def keepalives(running: RunningPlan) -> list[Effect]:
 
 def retire_all(running: RunningPlan, claim: PlanEpoch, reason: str) -> list[Effect]:
     """Stop the plan everywhere. ``claim`` is newer than the plan's ballot and entitles a coordinator that adopted it."""
-    return [_retire(running, node_id, claim, reason) for node_id in running.nodes]
+    return [_retire(running.slot, running.ballot, node_id, claim, reason) for node_id in running.nodes]
 
 
 def retire_left_out(old: RunningPlan, new: RunningPlan) -> list[Effect]:
     """After ``new`` is active: agents that are not in it unload ``old``."""
     return [
-        _retire(old, node_id, new.ballot, "not in the new plan") for node_id in old.nodes if node_id not in new.nodes
+        _retire(old.slot, old.ballot, node_id, new.ballot, "not in the new plan")
+        for node_id in old.nodes
+        if node_id not in new.nodes
     ]
 
 
-def retire_foreign(running: RunningPlan, view: ClusterView) -> list[Effect]:
-    """Whatever rows show at lower ballots outside the running plan: left over from a partition or a failed attempt."""
-    effects: list[Effect] = []
-    for node_id, member in view.connected.items():
-        fact = member.fact(running.slot)
-        if fact is None:
-            continue
-        mine = node_id in running.nodes
-        if fact.active is not None and not mine and epoch_from_wire(fact.active) < running.ballot:
-            retire = Retire(
-                ballot=fact.active,
-                slot=running.slot,
-                superseded_by=epoch_to_wire(running.ballot),
-                reason="a newer plan serves",
-            )
-            effects.append(Send(node_id, retire))
-        if fact.accepted is not None and epoch_from_wire(fact.accepted) < running.ballot:
-            abort = Abort(ballot=fact.accepted, slot=running.slot, reason="a newer plan serves")
-            effects.append(Send(node_id, abort))
-    return effects
+class Strays:
+    """Whatever rows show of a slot outside the running plan: left over from a partition or a failed attempt.
+
+    What is older than the running plan goes at once. What is newer, or stands alone, may be somebody's plan in the making:
+    it goes after ``STRAY_GRACE_US``, under a claim above every ballot seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
+
+    def clear(
+        self, slot: Slot, running: RunningPlan | None, view: ClusterView, claim: PlanEpoch, now_us: int
+    ) -> list[Effect]:
+        """Retire and abort what is due; remembers the rest."""
+        effects: list[Effect] = []
+        seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
+        for node_id, member in view.connected.items():
+            fact = member.fact(slot)
+            if fact is None:
+                continue
+            active = None if fact.active is None else epoch_from_wire(fact.active)
+            if active is not None and (running is None or node_id not in running.nodes):
+                seen_us[node_id, active] = since = self._seen_us.get((node_id, active), now_us)
+                if (running is not None and active < running.ballot) or now_us - since >= STRAY_GRACE_US:
+                    effects.append(_retire(slot, active, node_id, claim, "not part of the plan"))
+            accepted = None if fact.accepted is None else epoch_from_wire(fact.accepted)
+            if running is not None and accepted is not None and accepted < running.ballot:
+                abort = Abort(ballot=epoch_to_wire(accepted), slot=slot, reason="a newer plan serves")
+                effects.append(Send(node_id, abort))
+        self._seen_us = seen_us
+        return effects
 
 
-def _retire(running: RunningPlan, node_id: NodeId, claim: PlanEpoch, reason: str) -> Effect:
-    message = Retire(
-        ballot=epoch_to_wire(running.ballot), slot=running.slot, superseded_by=epoch_to_wire(claim), reason=reason
-    )
+def _retire(slot: Slot, ballot: PlanEpoch, node_id: NodeId, claim: PlanEpoch, reason: str) -> Effect:
+    message = Retire(ballot=epoch_to_wire(ballot), slot=slot, superseded_by=epoch_to_wire(claim), reason=reason)
     return Send(node_id, message)

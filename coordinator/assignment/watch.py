@@ -6,10 +6,12 @@ A follower uses the same watch to mirror what rows show; only ``attend`` sends a
 from typing import Final
 
 from config.settings import ElectionSettings
+from coordinator.assignment.attempt import Attempt
 from coordinator.assignment.effects import Decided, Decision, Effect, Route
 from coordinator.assignment.moment import Moment, ServedModelSpec
 from coordinator.assignment.running import Health, RunningPlan, adopt, health, shows
-from coordinator.assignment.upkeep import keepalives, retire_foreign
+from coordinator.assignment.upkeep import Strays, keepalives
+from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId
 
 
@@ -24,16 +26,19 @@ class PlanWatch:
         self._settings: Final = settings
         self._confirmed: set[NodeId] = set()
         self._routed: Route | None = None
+        self._strays: Final = Strays()
+        self._retired: frozenset[NodeId] = frozenset()
 
     @property
     def whole(self) -> bool:
-        """Every stage serves."""
-        return self.running is not None and not self.health.lost
+        """Every stage serves, and none was retired to make room for the next plan."""
+        return self.running is not None and not self.health.lost and not self._retired
 
     def replace(self, running: RunningPlan | None) -> None:
         """Another plan serves now, or none."""
         self.running, self.health, self.broken_since_us = running, Health(), None
         self._confirmed.clear()
+        self._retired = frozenset()
 
     def mirror(self, spec: ServedModelSpec, moment: Moment) -> None:
         """Not coordinating: show what rows say and send nothing."""
@@ -48,28 +53,40 @@ class PlanWatch:
             # Noted for the day this node takes over: a plan that broke before is overdue, not new.
             self._note_health(self.running, moment)
 
-    def attend(self, spec: ServedModelSpec, moment: Moment, *, migrating: bool, broke_first: bool) -> list[Effect]:
-        """Coordinating: adopt, judge, route, keep alive and clear away."""
+    def attend(self, spec: ServedModelSpec, moment: Moment, attempt: Attempt | None, claim: PlanEpoch) -> list[Effect]:
+        """Coordinating: adopt, judge, route, keep alive and clear away. ``claim`` is above every ballot seen."""
         effects: list[Effect] = []
         found = _adoptable(spec, moment)
         newer = found is not None and (self.running is None or found.ballot > self.running.ballot)
-        if newer and not migrating:
+        if newer and attempt is None:
             assert found is not None
             self.replace(found)
             decision = Decision(moment.now_us, spec.slot, "adopted", "rows show it serving", new_plan=found.plan_hash)
             effects.append(Decided(decision))
-        if self.running is None:
-            return effects
-        self.health = self._judge(moment)
-        effects += self._note_health(self.running, moment)
-        cut_off = bool(self.health.lost) or broke_first
-        effects += self.route(None if cut_off else self.running.nodes[0], self.running)
+        if self.running is not None:
+            if attempt is not None:
+                self._retired |= attempt.retired
+            self.health = self._judge(moment)
+            whole_but_for_us = self._retired.issuperset(self.health.lost) and not self.health.leaving
+            if attempt is None or not whole_but_for_us:
+                effects += self._note_health(self.running, moment)
+            cut_off = bool(self.health.lost) or bool(self._retired)
+            effects += self.route(None if cut_off else self.running.nodes[0], self.running)
         if moment.now_us >= self.keepalive_at_us:
             self.keepalive_at_us = moment.now_us + self._settings.keepalive_us
-            effects += keepalives(self.running)
-            if not self.health.broken and not migrating and moment.settled:
-                effects += retire_foreign(self.running, moment.view)
+            effects += [] if self.running is None else keepalives(self.running)
+            if not self.health.broken and attempt is None and moment.settled:
+                effects += self._strays.clear(spec.slot, self.running, moment.view, claim, moment.now_us)
         return effects
+
+    def failed_here(self) -> dict[NodeId, str]:
+        """Stages that failed in a live process, for the culprits; what this coordinator retired itself is no failure."""
+        own_fault = {"stage_failed", "not_serving"}
+        return {
+            node_id: why
+            for node_id, why in self.health.lost.items()
+            if why in own_fault and node_id not in self._retired
+        }
 
     def route(self, node_id: NodeId | None, running: RunningPlan) -> list[Effect]:
         """Say where requests go, once per change."""

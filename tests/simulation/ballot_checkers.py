@@ -77,7 +77,7 @@ class Checkers:
                     self.fail(3, f"{process.node_id} activates {ballot} although {peer} is not ready")
 
     def _usable_nodes(self, process: "Process", participants: tuple[str, ...]) -> None:
-        facts = {member.node_id: member for member in process.members()}
+        facts = {member.node_id: member for member in process.shown}
         for peer in participants:
             member = facts.get(peer)
             if member is None or member.state in {"dead", "left"} or member.row.status != "running":

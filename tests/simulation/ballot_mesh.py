@@ -104,8 +104,10 @@ class Process:
         self.instance = Instance(f"{mesh.random.getrandbits(128):032x}")
         self.alive = True
         self.frozen_until_us = 0
+        self.deferred: list[Callable[[], None]] = []
         self.status = "running"
         self.rows: dict[NodeId, NodeRow] = {}
+        self.shown: tuple[MemberFacts, ...] = ()
         self.evidence_us: dict[NodeId, int] = {}
         self.direct_us: dict[NodeId, int] = {}
         self.instances_us: dict[NodeId, dict[str, int]] = {}
@@ -217,7 +219,7 @@ class Process:
             return
         now_us = self.mesh.now_us
         self.hear(self.row(), 0, direct=True)
-        members = self.members()
+        members = self.shown = self.members()
         alive = frozenset(member.node_id for member in members if member.connected)
         self.agent.on_members(alive)
         self.carry(self.coordinator.on_members(members, now_us))
@@ -333,7 +335,7 @@ class Process:
     def request(self, slot: Slot) -> None:
         """A client's request at stage 0."""
         held = self.agent.record(slot).active
-        if held is None:
+        if held is None or held.assignment.stage_index != 0:
             return
         self.next_request = max(self.next_request, self.agent.record(slot).first_request_id) + 1
         self.frame(slot, held.ballot, self.next_request, ())
@@ -419,12 +421,24 @@ class BallotMesh:
     def run_in(self, process: Process, action: Callable[[], None]) -> None:
         """Run ``action`` in a process, after its stall if it is stalled; then check and arm its timer."""
         if process.frozen_until_us > self.now_us:
-            self.at(process.frozen_until_us, lambda: self.run_in(process, action) if process.alive else None)
+            if not process.deferred:
+                self.at(process.frozen_until_us, lambda: self.thaw(process))
+            process.deferred.append(action)
             return
         action()
         if process.alive:
             self.checkers.after(process)
             self.arm(process)
+
+    def thaw(self, process: Process) -> None:
+        """Everything that waited for a stalled process arrives at once."""
+        if process.frozen_until_us > self.now_us:
+            self.at(process.frozen_until_us, lambda: self.thaw(process))
+            return
+        waiting, process.deferred = process.deferred, []
+        for action in waiting:
+            if process.alive:
+                self.run_in(process, action)
 
     def arm(self, process: Process) -> None:
         due = max(process.deadline(), self.now_us)
