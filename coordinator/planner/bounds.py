@@ -55,11 +55,10 @@ def walk_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> WalkBounds:
 
 @dataclass
 class Pricing:
-    """Outcome of an ascent: the best prices, their scaled bound, and how often each node was walked over all rounds."""
+    """Outcome of an ascent: the best prices and the scaled lower bound they give for the whole problem."""
 
     prices: Matrix
     bound: int
-    visits: Matrix
 
 
 def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: Matrix | None = None) -> Pricing:
@@ -69,18 +68,13 @@ def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: M
     it, when the walk uses every node at most once, or after ``rounds``.
     """
     nodes = cost.shape[0]
-    reply = hops.final.copy()
-    np.fill_diagonal(reply, INFINITE)
-    reply = reply.min(axis=1)
-    arc = hops.arc.min(axis=0)
+    arc, reply = _head_free(hops)
     prices = np.zeros(nodes) if known is None else known.astype(np.float64)
     best_prices, best_bound, pace, stalled = prices.astype(np.int64), -1, 1.0, 0
-    walked = np.zeros(nodes, dtype=np.int64)
     single = int((cost[:, 0, -1] + np.diagonal(hops.final)).min())
     for _ in range(rounds):
         current = prices.astype(np.int64)
         value, visits = _cheapest_walk(cost, arc + current[None, :], reply, current)
-        walked += visits
         # a single stage pays no reply and its node's price is refunded at once, so it bounds on its own
         bound = min(single, value - int(current.sum()) if value < HOPELESS else INFINITE)
         stalled += 1
@@ -97,34 +91,64 @@ def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: M
         step = pace * (aim - bound) / norm
         prices = np.maximum(0.0, prices + step * np.where(moving, excess, 0))
         prices = np.minimum(prices, float(PRICE_LIMIT))
-    return Pricing(best_prices, min(best_bound, INFINITE), walked)
+    return Pricing(best_prices, min(best_bound, INFINITE))
 
 
-def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> tuple[int, Matrix]:
-    """Value of the best priced walk over all layers, and how often it visits each node."""
+def node_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> Matrix:
+    """Per node, a lower bound (scaled) on every plan that uses it: its best priced walk, forwards and backwards joined."""
+    nodes, count = cost.shape[0], cost.shape[1]
+    arc, reply = _head_free(hops)
+    arc = arc + prices[None, :]
+    ahead, _, _ = _backward(cost, arc, reply)
+    behind: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
+    behind[:, 0] = prices
+    for layer in range(1, count - 1):
+        closed = (behind[:, :layer] + cost[:, :layer, layer]).min(axis=1)
+        behind[:, layer] = np.minimum((closed[:, None] + arc).min(axis=0), INFINITE)
+    joined = (behind + ahead).min(axis=1)
+    joined = np.where(joined >= HOPELESS, INFINITE, joined - int(prices.sum()))
+    alone = cost[:, 0, -1] + np.diagonal(hops.final)
+    bounds: Matrix = np.minimum(joined, alone)
+    return bounds
+
+
+def _head_free(hops: HopArrays) -> tuple[Matrix, Matrix]:
+    """Hops and reply with the head left open: the cheapest over all heads."""
+    reply = hops.final.copy()
+    np.fill_diagonal(reply, INFINITE)
+    return hops.arc.min(axis=0), reply.min(axis=1)
+
+
+def _backward(cost: Matrix, arc: Matrix, reply: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """Cheapest completion per (node, start layer), where its stage ends, and who follows at each layer."""
     nodes, count = cost.shape[0], cost.shape[1]
     last = count - 1
+    ahead: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
     follow: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
     follow[:, last] = reply
     ends = np.zeros((nodes, count), dtype=np.int64)
     heirs = np.zeros((nodes, count), dtype=np.int64)
     rows = np.arange(nodes)
-    best = follow[:, last]
     for layer in range(last - 1, -1, -1):
         span = cost[:, layer, layer + 1 :] + follow[:, layer + 1 :]
-        ends[:, layer] = span.argmin(axis=1)
-        best = span[rows, ends[:, layer]]
-        ends[:, layer] += layer + 1
+        choice = span.argmin(axis=1)
+        ahead[:, layer] = span[rows, choice]
+        ends[:, layer] = choice + layer + 1
         if layer:
-            onward = arc + best[None, :]
+            onward = arc + ahead[None, :, layer]
             heirs[:, layer] = onward.argmin(axis=1)
             follow[:, layer] = np.minimum(onward[rows, heirs[:, layer]], INFINITE)
-    start = int((best + prices).argmin())
-    value = int(best[start] + prices[start])
-    visits = np.zeros(nodes, dtype=np.int64)
+    return ahead, ends, heirs
+
+
+def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> tuple[int, Matrix]:
+    """Value of the best priced walk over all layers, and how often it visits each node."""
+    ahead, ends, heirs = _backward(cost, arc, reply)
+    node, layer, last = int((ahead[:, 0] + prices).argmin()), 0, cost.shape[1] - 1
+    value = int(ahead[node, 0] + prices[node])
+    visits = np.zeros(cost.shape[0], dtype=np.int64)
     if value >= HOPELESS:
         return INFINITE, visits
-    node, layer = start, 0
     while True:
         visits[node] += 1
         layer, previous = int(ends[node, layer]), node

@@ -112,7 +112,7 @@ def _fewest(searcher: Searcher, choice: Choice, streams: int, cap: int) -> Choic
     """Among plans of this value the one with the fewest stages, then the least TPOT."""
     shape = choice.candidate.shape
     limit = _scaled(min(choice.value_us, cap))
-    found = searcher.solve(shape, limit, period_us=choice.value_us // streams, fewest=True)
+    found = searcher.fewest(shape, limit, choice.value_us // streams)
     if found.best >= INFINITE:
         return choice
     candidate = searcher.candidate(shape, found)

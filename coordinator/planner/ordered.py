@@ -27,7 +27,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class Budget:
-    """States that may still be expanded, and how many were. Shared by all searches of one planning call."""
+    """Work that may still be done, in matrix elements, and the states expanded. Shared by the searches of one call."""
 
     left: int
     expanded: int = 0
@@ -36,9 +36,9 @@ class Budget:
         """A budget for a beam, which bounds itself: its states are counted, not charged."""
         return Aside(UNLIMITED, 0, self)
 
-    def take(self, count: int) -> None:
-        """Account for ``count`` expanded states."""
-        self.left -= count
+    def take(self, count: int, each: int) -> None:
+        """Account for ``count`` expanded states of ``each`` elements."""
+        self.left -= count * each
         self.expanded += count
 
 
@@ -48,7 +48,7 @@ class Aside(Budget):
 
     owner: Budget | None = None
 
-    def take(self, count: int) -> None:
+    def take(self, count: int, each: int) -> None:  # noqa: ARG002 - counted, not charged
         """Account for ``count`` expanded states."""
         assert self.owner is not None
         self.owner.expanded += count
@@ -77,6 +77,12 @@ class OrderedProblem:
     def nodes(self) -> int:
         """Number of nodes."""
         return int(self.cost.shape[0])
+
+    @property
+    def state_work(self) -> int:
+        """Elements touched to expand one state: half a min-plus product and six passes over every possible child."""
+        count = int(self.cost.shape[1])
+        return count * count // 2 + 6 * count * self.nodes
 
 
 @dataclass
@@ -126,19 +132,20 @@ def search(
 ) -> Outcome:
     """Best plan of cost < ``upper`` (≤ with ``ties``, and then all states of such plans are kept).
 
-    With ``fewest`` the search ends at the first number of stages that has such a plan. ``width`` bounds the states of a level (a beam). The outcome's ``lower`` accounts for everything dropped.
+    With ``fewest`` the search ends at the first number of stages that has such a plan. ``width`` bounds the states of a
+    level (a beam). The outcome's ``lower`` accounts for everything dropped.
     """
     limit = upper + 1 if ties else upper
     outcome = Outcome(INFINITE, INFINITE)
     level = _roots(problem, limit)
     for stages in range(1, min(problem.nodes, problem.cost.shape[1] - 1) + 1):
-        level = _trim(level, outcome, budget, width)
+        level = _trim(level, outcome, budget.left // problem.state_work, width)
         if level.size == 0:
             break
-        budget.take(level.size)
+        budget.take(level.size, problem.state_work)
         outcome.levels.append(level)
         _close(problem, level)
-        _record(problem, level, stages, outcome)
+        _record(problem, level, stages, outcome, limit)
         if fewest and outcome.best < limit:
             break
         if not ties:
@@ -158,8 +165,8 @@ def _roots(problem: OrderedProblem, limit: int) -> Level:
     return level.subset(bound < limit)
 
 
-def _trim(level: Level, outcome: Outcome, budget: Budget, width: int | None) -> Level:
-    room = max(0, budget.left) if width is None else min(width, max(0, budget.left))
+def _trim(level: Level, outcome: Outcome, affordable: int, width: int | None) -> Level:
+    room = max(0, affordable) if width is None else min(width, max(0, affordable))
     if level.size <= room:
         return level
     order = np.argsort(level.bound, kind="stable")
@@ -238,7 +245,7 @@ def min_plus(vectors: Matrix, matrix: Matrix) -> Matrix:
     return out
 
 
-def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome) -> None:
+def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome, limit: int) -> None:
     assert level.total is not None
     if stages < problem.minimum_stages:
         return
@@ -246,7 +253,7 @@ def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome
     if problem.must:
         total = np.where((level.used & problem.must) == problem.must, total, INFINITE)
     row = int(total.argmin())
-    if int(total[row]) < outcome.best:
+    if int(total[row]) < min(outcome.best, limit):
         outcome.best = int(total[row])
         outcome.sequence, outcome.cuts = trace(problem, outcome.levels, row)
 
@@ -254,15 +261,19 @@ def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome
 def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
     """Every state one hop further that may still beat ``limit``; equal states merged."""
     nodes = np.arange(problem.nodes)
-    free: Mask = np.equal((level.used[:, None] >> nodes[None, :]) & 1, 0)
+    unused: Matrix = 1 - ((level.used[:, None] >> nodes[None, :]) & 1)
+    spare, room = unused @ problem.bounds.prices, unused @ problem.usable
     twins = np.maximum(problem.twins, 0)
-    free &= np.less(problem.twins, 0)[None, :] | np.equal((level.used[:, None] >> twins[None, :]) & 1, 1)
+    free: Mask = np.equal(unused, 1) & (np.less(problem.twins, 0)[None, :] | np.equal(unused[:, twins], 0))
+    # layers that even all unused memory cannot hold may not remain
+    beyond = problem.suffix[None, :] > room[:, None]
     if level.closed is not None:
+        level.closed[beyond] = INFINITE
         free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
     rows, heirs = np.nonzero(free)
     step = max(1, CHUNK_ELEMENTS // level.open_cost.shape[1])
     parts = [
-        _offspring(problem, level, rows[start : start + step], heirs[start : start + step], limit)
+        _offspring(problem, level, rows[start : start + step], heirs[start : start + step], limit, spare, beyond)
         for start in range(0, rows.size, step)
     ]
     if not parts:
@@ -270,23 +281,27 @@ def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
     return _merge(parts)
 
 
-def _offspring(problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int) -> Level:
+def _offspring(
+    problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int, spare: Matrix, beyond: Mask
+) -> Level:
     first, last = level.first[rows], level.last[rows]
     lead = first if problem.hops.arc.shape[0] > 1 else np.zeros_like(first)
     if level.closed is not None:
         closed = level.closed[rows]
     else:
         closed = _closed(problem, level, rows, problem.hops.egress[lead, last, heirs])
-    open_cost = closed + problem.hops.arc[lead, last, heirs][:, None]
-    used = level.used[rows] | np.left_shift(np.int64(1), heirs)
-    spare = _spare(used, problem.bounds.prices)
-    room = np.where((level.used[rows][:, None] >> np.arange(problem.nodes)) & 1, 0, problem.usable).sum(axis=1)
-    open_cost[problem.suffix[None, :] > room[:, None]] = INFINITE
-    estimate = open_cost + problem.bounds.gin[first, heirs] - spare[:, None]
-    open_cost[estimate >= limit] = INFINITE
-    bound = np.where(open_cost < INFINITE, estimate, INFINITE).min(axis=1)
+        closed[beyond[rows]] = INFINITE
+    hop = problem.hops.arc[lead, last, heirs]
+    # the heir's own price is paid by using it: it is no longer refunded
+    ahead = hop - (spare[rows] - problem.bounds.prices[heirs])
+    estimate = closed + problem.bounds.gin[first, heirs]
+    bound = estimate.min(axis=1) + ahead
     keep = np.flatnonzero(bound < limit)
-    return Level(first[keep], used[keep], heirs[keep], open_cost[keep], bound[keep])
+    rows, heirs = rows[keep], heirs[keep]
+    open_cost = closed[keep] + hop[keep, None]
+    open_cost[estimate[keep] + ahead[keep, None] >= limit] = INFINITE
+    used = level.used[rows] | np.left_shift(np.int64(1), heirs)
+    return Level(first[keep], used, heirs, open_cost, bound[keep])
 
 
 def _merge(parts: list[Level]) -> Level:
@@ -309,15 +324,6 @@ def _merge(parts: list[Level]) -> Level:
         np.minimum.reduceat(open_cost[order], starts, axis=0),
         np.minimum.reduceat(bound[order], starts),
     )
-
-
-def _spare(used: Matrix, prices: Matrix) -> Matrix:
-    """Σ of the prices of unused nodes per state."""
-    if not prices.any():
-        return np.zeros(used.shape[0], dtype=np.int64)
-    bits = (used[:, None] >> np.arange(prices.shape[0])[None, :]) & 1
-    spare: Matrix = ((1 - bits) * prices[None, :]).sum(axis=1)
-    return spare
 
 
 def trace(problem: OrderedProblem, levels: list[Level], row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

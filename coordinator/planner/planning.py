@@ -16,8 +16,8 @@ from coordinator.planner.refusal import no_valid_topology, target_missed
 from coordinator.planner.searcher import searcher_for
 from coordinator.planner.validate import check_problem, missing_facts
 
-STATES_PER_MS = 60
-"""How many states of 95 layers the search expands per millisecond of budget; the constant that makes a time of a count."""
+ELEMENTS_PER_MS = 120_000
+"""Matrix elements the proof search touches per millisecond of budget: what turns a time into a count (measured)."""
 
 
 def plan(problem: PlanningProblem, *, clock_us: Callable[[], int] | None = None) -> Plan | PlanRefused:
@@ -49,7 +49,7 @@ def _search(
     instance: Instance, shapes: tuple[Shape, ...], digest: str, elapsed_ms: Callable[[], int]
 ) -> Plan | PlanRefused:
     request = instance.problem.request
-    budget = Budget(request.search_budget_ms * STATES_PER_MS)
+    budget = Budget(request.search_budget_ms * ELEMENTS_PER_MS)
     if request.objective != "capacity":
         searcher = searcher_for(instance, budget)
         choose = choose_throughput if request.objective == "throughput" else choose_interactive

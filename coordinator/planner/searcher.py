@@ -1,8 +1,7 @@
 """One shape solved: prices, bounds, a beam, then the proof; and what the shapes of one call share.
 
 The node prices found at the first (smallest) shape start every later one, so most shapes are settled by their bound
-alone. Fleets beyond ``SEARCH_NODES`` are searched on a shortlist, the nodes that the priced walks over the *whole* fleet
-use plus the fastest and largest others; the lower bound still comes from the whole fleet.
+alone. Fleets beyond ``SEARCH_NODES`` are searched on a shortlist; what the certificate says covers the whole fleet.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +28,8 @@ from coordinator.planner.twins import twins_of
 BEAM_WIDTH = 48
 PRICE_ROUNDS = 80
 REPRICE_ROUNDS = 24
-SEARCH_NODES = 62
-"""Used-node sets are bits of one int64."""
+SEARCH_NODES = 40
+"""Larger fleets are searched on a shortlist. (Used-node sets are bits of one int64: at most 62.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,14 @@ class Choice:
         return 0.0 if self.proven else (self.value_us - self.lower_us) / max(1, self.lower_us)
 
 
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """Scaled costs per node and span, and the bytes every span needs."""
+
+    cost: Matrix
+    required: Matrix
+
+
 @dataclass
 class Searcher:
     """Solves shapes of one instance. Stateful only in prices and budget, both deterministic."""
@@ -66,47 +73,56 @@ class Searcher:
     fleet: Shortlist | None
     prices: dict[tuple[str, bool], Matrix] = field(default_factory=dict)
 
-    def solve(
-        self, shape: Shape, upper: int = INFINITE, *, period_us: int | None = None, fewest: bool = False
-    ) -> Outcome:
+    def solve(self, shape: Shape, upper: int = INFINITE, *, period_us: int | None = None) -> Outcome:
         """Best plan of ``shape`` with scaled serial cost below ``upper`` over all reply modes.
 
-        ``period_us`` bounds the pipelined period; ``fewest`` asks for the fewest stages before the least cost.
+        ``period_us`` bounds the pipelined period.
         """
         result = Outcome(INFINITE, INFINITE)
         for mode in self.modes:
-            found = self._solve_mode(shape, mode, min(upper, result.best), period_us, fewest=fewest)
+            found = self._solve_mode(shape, mode, min(upper, result.best), period_us)
             if found.best < result.best:
                 result.best, result.sequence, result.cuts = found.best, found.sequence, found.cuts
             result.lower = min(result.lower, found.lower)
         if self.fleet is not None:
-            result.lower = min(result.lower, self.fleet.lower(shape))
+            if self.fleet.outside < result.best < INFINITE:
+                self.fleet.price(result.best)
+            result.lower = min(result.lower, self.fleet.outside)
         return result
 
-    def ordered(
-        self, shape: Shape, mode: HopArrays, period_us: int | None = None, *, free: bool = False
-    ) -> OrderedProblem:
-        """The search problem of one shape and mode under the prices known so far (none with ``free``)."""
-        cost = self.spans.at(self.instance, shape)
-        if period_us is not None:
-            # whatever follows, a stage leaves over its cheapest hop
-            least = np.where(mode.arc.min(axis=0) < INFINITE, mode.egress.min(axis=0), INFINITE).min(axis=1)
-            slack = np.where(least < INFINITE, np.minimum(least, self._least_last(mode)), 0)
-            most = np.maximum(period_us - slack, -1) * SCALE + 1
-            single = cost[:, 0, -1].copy()
-            cost = np.where(cost <= most[:, None, None], cost, INFINITE)
-            cost[:, 0, -1] = np.where(single <= period_us * SCALE + 1, single, INFINITE)
-        known = self.prices.get((mode.mode, period_us is not None))
-        prices = np.zeros(cost.shape[0], dtype=np.int64) if free or known is None else known
+    def fewest(self, shape: Shape, upper: int, period_us: int) -> Outcome:
+        """The plan below ``upper`` and within ``period_us`` with the fewest stages, then the least cost."""
+        outcomes = [
+            search(self.ordered(mode, self.costs(shape, mode, period_us), period_us), upper, self.budget, fewest=True)
+            for mode in self.modes
+        ]
+        return min(outcomes, key=lambda outcome: (outcome.best >= INFINITE, len(outcome.sequence), outcome.best))
+
+    def costs(self, shape: Shape, mode: HopArrays, period_us: int | None = None) -> SpanTable:
+        """Span costs and memory of ``shape``, without spans that no successor could keep within the period."""
         required = required_matrix(self.instance, shape)
+        cost = self.spans.at(required)
+        if period_us is not None:
+            single = np.where(cost[:, 0, -1] <= period_us * SCALE + 1, cost[:, 0, -1], INFINITE)
+            most = (period_us - _least_egress(mode)) * SCALE + 1
+            cost = np.where(cost <= most[:, None, None], cost, INFINITE)
+            cost[:, 0, -1] = single
+        return SpanTable(cost, required)
+
+    def ordered(
+        self, mode: HopArrays, table: SpanTable, period_us: int | None = None, *, priced: bool = True
+    ) -> OrderedProblem:
+        """The search problem of one mode under the prices known so far, or under none."""
+        known = self.prices.get((mode.mode, period_us is not None)) if priced else None
+        prices = np.zeros(len(self.spans.ids), dtype=np.int64) if known is None else known
         return OrderedProblem(
-            cost=cost,
+            cost=table.cost,
             hops=mode,
-            bounds=walk_bounds(cost, mode, prices),
+            bounds=walk_bounds(table.cost, mode, prices),
             twins=self.twins,
             starts=self.starts,
             usable=self.spans.usable,
-            suffix=required[:, -1].copy(),
+            suffix=table.required[:, -1].copy(),
             must=self.must,
             minimum_stages=max(1, self.instance.problem.request.minimum_nodes),
             period_limit_us=period_us,
@@ -116,40 +132,38 @@ class Searcher:
         """The outcome with node ids."""
         return Candidate(shape, tuple(self.spans.ids[index] for index in outcome.sequence), outcome.cuts)
 
-    def _solve_mode(self, shape: Shape, mode: HopArrays, upper: int, period_us: int | None, *, fewest: bool) -> Outcome:
-        key = (mode.mode, period_us is not None)
-        first, problem = Outcome(INFINITE, 0), None
-        if key not in self.prices:
+    def _solve_mode(self, shape: Shape, mode: HopArrays, upper: int, period_us: int | None) -> Outcome:
+        key, table = (mode.mode, period_us is not None), self.costs(shape, mode, period_us)
+        known, first = self.prices.get(key), Outcome(INFINITE, 0)
+        if known is None:
             # a plan found without prices gives the prices a value to aim at
-            problem = self.ordered(shape, mode, period_us, free=True)
-            first = self._beam(problem, upper, fewest=fewest)
+            first = self._beam(self.ordered(mode, table, period_us, priced=False), upper)
             if first.best >= INFINITE and first.lower >= upper:
                 return Outcome(INFINITE, first.lower)
         aim = min(upper, first.best)
-        cost = self.spans.at(self.instance, shape) if problem is None else problem.cost
-        if problem is None and period_us is not None:
-            cost = self.ordered(shape, mode, period_us).cost
-        rounds = REPRICE_ROUNDS if key in self.prices else PRICE_ROUNDS
-        priced = price_nodes(cost, mode, aim, rounds, self.prices.get(key))
+        priced = price_nodes(table.cost, mode, aim, PRICE_ROUNDS if known is None else REPRICE_ROUNDS, known)
+        if known is None or priced.bound < aim:
+            self.prices[key] = priced.prices
         if priced.bound >= aim:
-            self.prices.setdefault(key, priced.prices)
             return Outcome(first.best, priced.bound, first.sequence, first.cuts)
-        self.prices[key] = priced.prices
-        problem = self.ordered(shape, mode, period_us)
-        beam = self._beam(problem, aim, fewest=fewest)
+        problem = self.ordered(mode, table, period_us)
+        beam = self._beam(problem, aim)
         best = beam if beam.best < first.best else first
-        proof = search(problem, min(aim, beam.best), self.budget, fewest=fewest)
+        proof = search(problem, min(aim, beam.best), self.budget)
         best = proof if proof.best < best.best else best
         return Outcome(best.best, min(proof.lower, best.best), best.sequence, best.cuts)
 
-    def _beam(self, problem: OrderedProblem, upper: int, *, fewest: bool) -> Outcome:
-        return search(problem, upper, self.budget.aside(), width=BEAM_WIDTH, fewest=fewest)
+    def _beam(self, problem: OrderedProblem, upper: int) -> Outcome:
+        return search(problem, upper, self.budget.aside(), width=BEAM_WIDTH)
 
-    def _least_last(self, mode: HopArrays) -> Matrix:
-        off = mode.last_egress.copy()
-        np.fill_diagonal(off, INFINITE)
-        least: Matrix = off.min(axis=1)
-        return least
+
+def _least_egress(mode: HopArrays) -> Matrix:
+    """The cheapest hop (µs) over which each node can leave, as a middle stage or as the last one."""
+    middle = np.where(mode.arc < INFINITE, mode.egress, INFINITE).min(axis=(0, 2))
+    last = mode.last_egress.copy()
+    np.fill_diagonal(last, INFINITE)
+    least = np.minimum(middle, last.min(axis=1))
+    return np.where(least < INFINITE, least, 0)
 
 
 def searcher_for(instance: Instance, budget: Budget, *, pessimistic: bool = False) -> Searcher | None:
@@ -165,7 +179,7 @@ def searcher_for(instance: Instance, budget: Budget, *, pessimistic: bool = Fals
         fleet = shortlist(instance, spans, modes)
         spans = spans.take(fleet.chosen)
         ids = spans.ids
-        modes = hop_arrays(instance.network, ids, pessimistic=pessimistic)
+        modes = tuple(mode.take(fleet.chosen) for mode in modes)
     return Searcher(
         instance=instance,
         budget=budget,

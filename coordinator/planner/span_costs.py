@@ -44,6 +44,14 @@ class HopArrays:
     egress: Matrix
     last_egress: Matrix
 
+    def take(self, chosen: tuple[int, ...]) -> "HopArrays":
+        """The same arrays for some of the nodes."""
+        rows = np.array(chosen, dtype=np.int64)
+        pair = np.ix_(rows, rows)
+        lead = rows if self.arc.shape[0] > 1 else np.zeros(1, dtype=np.int64)
+        cube = np.ix_(lead, rows, rows)
+        return HopArrays(self.mode, self.arc[cube], self.final[pair], self.egress[cube], self.last_egress[pair])
+
 
 @dataclass(frozen=True)
 class SpanCosts:
@@ -56,11 +64,11 @@ class SpanCosts:
     limit: Matrix
     legal: Matrix
 
-    def at(self, instance: Instance, shape: Shape) -> Matrix:
-        """(N, L+1, L+1) scaled costs with ``INFINITE`` wherever ``shape`` does not fit."""
+    def at(self, required: Matrix) -> Matrix:
+        """(N, L+1, L+1) scaled costs with ``INFINITE`` wherever the ``required`` bytes do not fit."""
         count = self.base.shape[1]
         cost: Matrix = np.full((len(self.ids), count, count), INFINITE, dtype=np.int64)
-        fits = required_matrix(instance, shape)[None] <= self.usable[:, None, None]
+        fits = required[None] <= self.usable[:, None, None]
         index = np.arange(count)
         fits &= (index[None, :] - index[:, None])[None] <= self.limit[:, None, None]
         fits &= self.legal[None].astype(bool)
@@ -157,8 +165,9 @@ def _priced(
     place = {node_id: index for index, node_id in enumerate(ids)}
     for source, target in network.signals.edges:
         if source in place and target in place:
-            for a, b in ((source, target), (target, source)):
-                matrix[place[a], place[b]] = _us(hop(a, b).hop_us, pessimistic=pessimistic)
+            matrix[place[source], place[target]] = _us(hop(source, target).hop_us, pessimistic=pessimistic)
+            if (target, source) not in network.signals.edges:
+                matrix[place[target], place[source]] = _us(hop(target, source).hop_us, pessimistic=pessimistic)
     np.fill_diagonal(matrix, 0)
     return matrix
 

@@ -3,7 +3,8 @@
 Every order of nodes that reaches the optimum is read back from the search's states. For each, the cuts that lose nothing
 form a small graph (an arc is tight when the best cost before it, its own, and the best after it add up to the optimum);
 the widest path through it leaves the most memory on its fullest node. Then more memory in total, then smaller ids.
-``ORDER_LIMIT`` bounds how many orders are compared; they are read in a fixed order.
+``ORDER_LIMIT`` bounds how many orders are compared; they are read in a fixed order. A plan that is not proven optimal
+keeps its own order, and only its cuts are settled.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from coordinator.planner.instance import Candidate
 from coordinator.planner.memory import Shape
 from coordinator.planner.ordered import Level, OrderedProblem, Outcome, min_plus, parents, search
 from coordinator.planner.searcher import Searcher
-from coordinator.planner.span_costs import INFINITE, required_matrix
+from coordinator.planner.span_costs import INFINITE
 
 ORDER_LIMIT = 128
 TIE_WIDTH = 1_024
@@ -22,11 +23,11 @@ Rank = tuple[int, int, int, tuple[str, ...]]
 
 def roomiest(searcher: Searcher, shape: Shape, outcome: Outcome) -> Candidate:
     """The preferred plan among those as good as ``outcome`` at ``shape``."""
-    required = required_matrix(searcher.instance, shape)
     best: tuple[Rank, Candidate] | None = None
     for mode in searcher.modes:
-        problem = searcher.ordered(shape, mode)
-        orders = dict.fromkeys(_orders(problem, outcome.best, searcher))
+        table = searcher.costs(shape, mode)
+        required, problem = table.required, searcher.ordered(mode, table)
+        orders = dict.fromkeys(_orders(problem, outcome.best, searcher) if outcome.lower >= outcome.best else ())
         orders.setdefault(outcome.sequence)
         for sequence in orders:
             found = _widest(searcher, problem, sequence, outcome.best, required)
