@@ -15,6 +15,7 @@ answered by ``spread_admission`` if the statement was accepted. Nothing happens 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from random import Random
 from typing import assert_never
 
@@ -35,7 +36,7 @@ from protocol.membership.member import Member, member_of, own_member
 from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
-from protocol.membership.signing import Sign, Verify, Version
+from protocol.membership.signing import Sign, Verify, Version, open_row
 from protocol.membership.table import Entry, NodeTable, Tombstone
 from protocol.messages import Ack, DigestRequest, GossipPush, MembershipMessage, Ping, PingRequest, RowRequest
 from protocol.rows import Admission, Coordinate, LinkFact, NodeRow
@@ -75,6 +76,7 @@ class Membership:
             link_settings,
             random,
             verify,
+            partial(open_row, verify=verify),
             is_admitted,
             NodeTable(settings.max_members, tombstones),
             LinkBook(link_settings, is_shaped),
@@ -337,7 +339,7 @@ class Membership:
             case "timeout":
                 self._prober.timed_out(int(subject), now_us)
             case "push":
-                self._exchange.push()
+                self._exchange.push(now_us)
             case "sync":
                 self._exchange.sync(now_us)
             case "links":

@@ -1,14 +1,15 @@
 """What still has to be told, and to whom.
 
 Every fact is told ``4·⌈log10(n+1)⌉`` times and then dropped; the facts told least go first, so fresh news is not starved
-by old. A fact replaces the older fact about the same subject. A peer is told the same thing twice only after everybody
+by old; accusations, refutations and admissions go before rows. A fact replaces the older fact about the same subject. A peer is told the same thing twice only after everybody
 connected was told once. Rows travel whole when they fit a datagram; larger ones are announced by version and fetched by
 whoever lacks them, so a big row crosses each link once instead of ``4·log n`` times.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from protocol.ids import NodeId
 from protocol.messages import Gossip, RowVersion
@@ -44,72 +45,99 @@ def encoded_bytes(fact: Fact) -> int:
             return len(fact.node_id) + len(fact.signer) + len(fact.mesh_id) + 128 + 160
 
 
+URGENT = ("accusation", "refutation", "admission")
+"""Kinds that are told before any row."""
+LOOK_AT = 64
+"""Facts considered for one message; a longer queue is served over several."""
+TOLD_MAX = 4 * 5
+"""More than ``transmissions`` ever asks for."""
+
+Subject = tuple[str, str]
+"""(kind, what it is about)."""
+
+
 @dataclass(slots=True)
 class _Queued:
     fact: Fact
     size: int
-    order: int
+    level: int
     told: int = 0
     told_to: set[NodeId] = field(default_factory=set)
 
 
 class GossipQueue:
-    """Facts by subject. ``take`` picks for one peer; the caller tells the mesh size and who is connected."""
+    """Facts by subject. ``take`` picks for one peer; the caller tells the mesh size and who is connected.
+
+    Facts stand in levels: urgent before rows, told less before told more, and newest first within a level.
+    """
 
     def __init__(self, items_max: int) -> None:
         self._items_max = items_max
-        self._queue: dict[tuple[str, str], _Queued] = {}
-        self._order = 0
+        self._queue: dict[Subject, _Queued] = {}
+        self._levels: list[dict[Subject, _Queued]] = [{} for _ in range(2 * (TOLD_MAX + 1))]
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, kind: str, subject: str, fact: Fact, *, told_by: NodeId | None = None) -> None:
         """Queue a fact, in the place of any older fact of the same kind about the same subject."""
-        self._order += 1
-        queued = _Queued(fact, encoded_bytes(fact), self._order)
+        self.drop(kind, subject)
+        if len(self._queue) >= MAX_FACTS:
+            self.drop(*next(key for level in reversed(self._levels) for key in level))
+        queued = _Queued(fact, encoded_bytes(fact), 0 if kind in URGENT else TOLD_MAX + 1)
         if told_by is not None:
             queued.told_to.add(told_by)
-        self._queue.pop((kind, subject), None)
-        if len(self._queue) >= MAX_FACTS:
-            del self._queue[max(self._queue, key=lambda key: self._queue[key].told)]
-        self._queue[kind, subject] = queued
+        self._queue[kind, subject] = self._levels[queued.level][kind, subject] = queued
 
     def drop(self, kind: str, subject: str) -> None:
         """No longer worth telling."""
-        self._queue.pop((kind, subject), None)
+        queued = self._queue.pop((kind, subject), None)
+        if queued is not None:
+            del self._levels[queued.level][kind, subject]
 
     def clear(self) -> None:
         """Nobody is there to be told; whoever connects gets a digest."""
         self._queue.clear()
+        for level in self._levels:
+            level.clear()
 
     def take(
         self, peer: NodeId, nodes: int, connected: int, *, first: Iterable[Fact] = (), budget: int = GOSSIP_BUDGET_BYTES
     ) -> Gossip:
         """Up to ``items_max`` facts for ``peer`` within ``budget`` bytes; ``first`` are sent in any case and not counted."""
         chosen: list[Fact] = list(first)
-        budget -= sum(encoded_bytes(fact) for fact in chosen)
         if not self._queue:
             return gather(chosen)
-        limit = transmissions(nodes)
-        spent: list[tuple[str, str]] = []
-        ranked = sorted(self._queue.items(), key=lambda pair: (pair[1].told, -pair[1].order))
-        for key, queued in ranked:
-            if len(chosen) >= self._items_max or budget <= 0:
+        budget -= sum(encoded_bytes(fact) for fact in chosen)
+        picked: list[Subject] = []
+        for key, queued in islice(self._ranked(), LOOK_AT):
+            if len(chosen) >= self._items_max:
                 break
-            if peer in queued.told_to or queued.size > budget:
-                continue
-            chosen.append(queued.fact)
-            budget -= queued.size
-            queued.told += 1
-            queued.told_to.add(peer)
-            if len(queued.told_to) >= connected:
-                queued.told_to.clear()
-            if queued.told >= limit:
-                spent.append(key)
-        for key in spent:
-            del self._queue[key]
+            if peer not in queued.told_to and queued.size <= budget:
+                chosen.append(queued.fact)
+                budget -= queued.size
+                picked.append(key)
+        for key in picked:
+            self._told(key, peer, transmissions(nodes), connected)
         return gather(chosen)
+
+    def _ranked(self) -> Iterator[tuple[Subject, _Queued]]:
+        for level in self._levels:
+            if level:
+                yield from reversed(level.items())
+
+    def _told(self, key: Subject, peer: NodeId, limit: int, connected: int) -> None:
+        queued = self._queue[key]
+        queued.told += 1
+        queued.told_to.add(peer)
+        if queued.told >= min(limit, TOLD_MAX):
+            self.drop(*key)
+            return
+        if len(queued.told_to) >= connected:
+            queued.told_to.clear()
+        del self._levels[queued.level][key]
+        queued.level += 1
+        self._levels[queued.level][key] = queued
 
 
 def gather(facts: Iterable[Fact]) -> Gossip:

@@ -63,9 +63,10 @@ class Exchange:
         if self._records.on_digest(sender, digest, now_us):
             self._refute(sender, now_us, dead=True)
 
-    def push(self) -> None:
+    def push(self, now_us: int) -> None:
         """Tell a few random peers what is queued."""
         ground = self._ground
+        ground.pushed_us = now_us
         peers = ground.connected_members()
         if not peers:
             ground.queue.clear()

@@ -17,7 +17,7 @@ from protocol.membership.signing import Verify
 from protocol.membership.table import Entry, NodeTable
 from protocol.membership.timers import Timers
 from protocol.messages import MembershipMessage, RowVersion
-from protocol.rows import SignedRow
+from protocol.rows import NodeRow, SignedRow
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class Ground:
     link_settings: LinkSettings
     random: Random
     verify: Verify
+    open_row: Callable[[SignedRow], NodeRow]
     is_admitted: Callable[[NodeId], bool]
     table: NodeTable
     links: LinkBook
@@ -47,6 +48,7 @@ class Ground:
     connections: dict[NodeId, Connection] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     now_us: int = 0
+    pushed_us: int = -(2**62)
 
     @property
     def nodes(self) -> int:
@@ -98,6 +100,7 @@ class Ground:
             self.queue.add("row", node_id, fact, told_by=told_by)
 
     def wake_push(self, now_us: int) -> None:
-        """Something is queued: push within one interval."""
+        """Something is queued: push at the next turn, at most one per interval."""
         if len(self.queue) and self.timers.deadline("push") is None:
-            self.timers.set("push", "", now_us + self.jitter(self.settings.push_interval_us))
+            interval_us = self.settings.push_interval_us
+            self.timers.set("push", "", max(now_us + self.jitter(interval_us // 2), self.pushed_us + interval_us))

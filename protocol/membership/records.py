@@ -15,7 +15,7 @@ from protocol.membership.effects import AdmissionLearned, Conflict, MemberChange
 from protocol.membership.ground import Ground
 from protocol.membership.judge import Judge
 from protocol.membership.own import OwnRow
-from protocol.membership.signing import RowLabel, label_of, open_row, refutation_is_genuine
+from protocol.membership.signing import RowLabel, label_of, refutation_is_genuine
 from protocol.membership.table import Entry
 from protocol.messages import DigestRequest, Gossip, GossipPush, RowRequest, RowVersion
 from protocol.rows import Accusation, Admission, NodeRow, Refutation, SignedRow
@@ -24,6 +24,7 @@ ROWS_PER_MESSAGE = 64
 BYTES_PER_MESSAGE = 400_000
 ASK_AGAIN_US = 1_000_000
 WANTED_MAX = 1_024
+UNCONNECTED_US = 5_000_000
 PENDING_MAX = 256
 """Rows that arrived before the admission of their node."""
 
@@ -66,7 +67,7 @@ class Records:
             ground.reject(sender, "row_unadmitted")
             return
         try:
-            row = open_row(signed, ground.verify)
+            row = ground.open_row(signed)
         except WireError as error:
             ground.reject(sender, f"row_{error.reason}")
             return
@@ -247,7 +248,10 @@ class Records:
             ground.effects.append(MemberChanged(entry.node_id, None, "alive", "joined"))
             if direct:
                 entry.heard_us = now_us
-            ground.timers.set("probe", entry.node_id, now_us + ground.jitter(ground.settings.probe_interval_us))
+            # A connection comes first; without one, helpers are asked.
+            wait_us = 0 if entry.node_id in ground.connections else UNCONNECTED_US
+            at_us = now_us + wait_us + ground.jitter(ground.settings.probe_interval_us)
+            ground.timers.set("probe", entry.node_id, at_us)
             self._spread(entry, sender)
             self._dialler.learnt(entry, now_us)
 

@@ -106,8 +106,8 @@ def run_seed(seed: int) -> tuple[str, float]:
     mesh = Mesh(random.randint(2, 7), seed)
     mesh.network.default.loss_milli = random.choice([0, 10, 50])
     mesh.network.default.jitter_us = random.choice([200, 20_000])
-    mesh.start_all()
     mesh.network.after_event = Watcher(mesh)
+    mesh.start_all()
     kinds = faults(mesh, random)
     for _ in range(random.randint(4, 12)):
         at_us = mesh.network.now_us + random.randint(0, TROUBLE_S) * SECOND

@@ -20,7 +20,8 @@ from protocol.membership import (
     Send,
 )
 from protocol.membership.effects import Effect
-from protocol.rows import NodeRow
+from protocol.membership.signing import open_row
+from protocol.rows import NodeRow, SignedRow
 from tests.simulation.network import SimNetwork
 
 SECOND = 1_000_000
@@ -99,6 +100,8 @@ class MembershipPort:
             now_us=self.now_us,
             seeds=seeds,
         )
+        if not mesh.codec:
+            self.core._ground.open_row = mesh.open_row
 
     @property
     def now_us(self) -> int:
@@ -182,10 +185,20 @@ class Mesh:
         self.ids = [identity(number).node_id for number in self.numbers]
         self.admitted: set[NodeId] = set(self.ids)
         self.ports: dict[int, MembershipPort] = {}
+        self.opened: dict[bytes, NodeRow] = {}
         self.crashed_us: dict[NodeId, int] = {}
         self.seeds = tuple(self.address(number) for number in range(seeds))
         for number in self.numbers:
             self.network.add_host(self.ids[number], self.address(number))
+
+    def open_row(self, signed: SignedRow) -> NodeRow:
+        """Large meshes share the decoded rows, which are frozen: a thousand tables of a thousand rows fit the memory."""
+        row = self.opened.get(signed.payload)
+        if row is None:
+            row = self.opened[signed.payload] = open_row(signed, verify)
+            if len(self.opened) > 20_000:
+                del self.opened[next(iter(self.opened))]
+        return row
 
     @staticmethod
     def address(number: int) -> str:
