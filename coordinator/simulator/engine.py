@@ -28,6 +28,8 @@ from coordinator.simulator.units import ceil_div
 FOREVER = 2**62
 MAX_SPANS = 4_000
 """Spans kept for the timeline; what happens later is counted, not drawn."""
+MAX_DRAWN_S = 86_400
+"""One day of tokens per second is kept for drawing."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Tally:
     busy_us: dict[str, int] = field(default_factory=dict)
     """Compute time by node."""
     spans: list[Span] = field(default_factory=list)
+    tokens_by_second: dict[int, float] = field(default_factory=dict)
+    """For drawing only: rounds that were skipped are spread evenly. Nothing after ``MAX_DRAWN_S``."""
 
 
 class Engine:
@@ -267,6 +271,7 @@ class Engine:
         """Deliver the token of the pass that ends now; whether the request is finished."""
         request.done_tokens += 1
         self.tally.tokens += 1
+        self._draw(self.now_us, self.now_us, 1)
         if request.done_tokens == 1:
             request.first_token_us = self.now_us
         if request.done_tokens < request.output_tokens:
@@ -331,8 +336,17 @@ class Engine:
         for index, compute in enumerate(self._pipeline.decode.compute_us):
             self._busy[index] += rounds * len(lanes) * compute
         self.tally.tokens += rounds * len(lanes)
+        self._draw(now, now + shift, rounds * len(lanes))
         self._advance(now + shift)
         self._last_round = None
+
+    def _draw(self, start_us: int, end_us: int, tokens: int) -> None:
+        """Spread ``tokens`` evenly over the seconds from ``start_us`` to ``end_us``."""
+        first, last = start_us // 1_000_000, min(end_us // 1_000_000, MAX_DRAWN_S)
+        drawn, length = self.tally.tokens_by_second, max(1, end_us - start_us)
+        for second in range(first, last + 1):
+            inside = min(end_us, (second + 1) * 1_000_000) - max(start_us, second * 1_000_000)
+            drawn[second] = drawn.get(second, 0.0) + (tokens if first == last else tokens * inside / length)
 
     def _settle_busy(self) -> None:
         if self._pipeline is not None:

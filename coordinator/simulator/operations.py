@@ -135,9 +135,12 @@ class Operations:
             moved = f"; {hit} requests rebuilt their cache" if hit else ""
             order = " → ".join(f"{stage.node_id}[{stage.layer_start}:{stage.layer_end}]" for stage in step.plan.stages)
             self._note(at_us, "replanned", f"{step.reason}: now {order}{moved}{self._outage(at_us)}")
-        else:
-            self._note(at_us, "reloaded", f"serving again{self._outage(at_us)}")
+            self._active_since_us = at_us
+            self._serve(self.plan)
+            return
+        outage = self._outage(at_us)
         self._serve(self.plan)
+        self._judge(at_us, "reloaded", f"serving again{outage}")
 
     def _outage(self, at_us: int) -> str:
         if self._stopped_at_us is None:
@@ -149,7 +152,6 @@ class Operations:
     def _serve(self, plan: Plan) -> None:
         self._pipeline = self._priced(plan)
         self.flags.update(self._pipeline.flags)
-        self._active_since_us = self.engine.now_us
         self.engine.serve(self._pipeline, plan.parallel_lanes, plan.context_length)
 
     def _priced(self, plan: Plan) -> Pipeline:

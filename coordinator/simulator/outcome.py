@@ -52,6 +52,7 @@ class Outcome:
     interrupted: int
     prefilled_again: int
     spans: tuple[Span, ...]
+    tokens_by_second: dict[int, float]
 
 
 def percentile(ordered: Sequence[int], share_milli: int) -> int | None:
@@ -112,6 +113,7 @@ def outcome_of(
         interrupted=tally.interrupted,
         prefilled_again=tally.prefilled_again,
         spans=tuple(tally.spans),
+        tokens_by_second=dict(tally.tokens_by_second),
     )
 
 

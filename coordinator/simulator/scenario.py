@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator.model.package import ModelPackage
 from coordinator.planner.plan import PlanRefused
 from coordinator.planner.problem import Calibration, Edge, Participant, PlanningProblem, PlanRequest
+from coordinator.simulator.hardware import Device, Hardware
 from coordinator.simulator.scenario_calibration import read_calibration
 from coordinator.simulator.scenario_events import ScenarioEvent, read_events
 from coordinator.simulator.scenario_expectation import Expectation, read_expectation
@@ -48,11 +49,13 @@ def parse_scenario(
     profiles: Mapping[str, Calibration],
     open_model: ModelOpener,
     default_request: PlanRequest | None = None,
+    hardware: Hardware | None = None,
 ) -> Scenario:
     """Read ``text``; ``name`` is how the file is called in errors.
 
     ``profiles`` are the engine profiles by name; ``open_model`` reads a model named by ``[model] path`` and may raise
-    ``ModelError``. ``default_request`` supplies what ``[workload]`` leaves out.
+    ``ModelError``. ``default_request`` supplies what ``[workload]`` leaves out, ``hardware`` the speed of nodes that
+    name a ``device`` and no bandwidth of their own.
 
     Raises:
         ScenarioError: with file, key and line.
@@ -60,7 +63,8 @@ def parse_scenario(
     root = parse_toml(name, text)
     if strays := [key for key in root if "->" in key]:
         root.fail(strays[0], f'a link belongs under [links."{strays[0]}"]')
-    nodes = _read_nodes(root.table("nodes"))
+    devices: dict[str, Device] = {}
+    nodes = _read_nodes(root.table("nodes"), hardware or Hardware(), devices)
     known = frozenset(nodes)
     edges = read_links(root.table("links"), known)
     model_table = root.table("model")
@@ -80,6 +84,8 @@ def parse_scenario(
         if section is not None:
             section.finish()
     root.finish()
+    if isinstance(model, ModelPackage):
+        nodes |= {node_id: _at_prior(nodes[node_id], device, model) for node_id, device in devices.items()}
     participants = tuple(_with_legacy_latency(node, edges) for node in nodes.values())
     problem: PlanningProblem | PlanRefused
     if isinstance(model, PlanRefused):
@@ -91,7 +97,8 @@ def parse_scenario(
     return Scenario(title, why, problem, traffic, events, expectation)
 
 
-def _read_nodes(table: Table | None) -> dict[str, Participant]:
+def _read_nodes(table: Table | None, hardware: Hardware, devices: dict[str, Device]) -> dict[str, Participant]:
+    """The nodes by id. ``devices`` receives the prior of every node that names a device and states no bandwidth."""
     nodes: dict[str, Participant] = {}
     for node_id in table or ():
         assert table is not None
@@ -103,6 +110,12 @@ def _read_nodes(table: Table | None) -> dict[str, Participant]:
         assert row is not None
         if len(nodes) == MAX_NODES:
             table.fail(node_id, f"more than {MAX_NODES} nodes")
+        if (name := row.text("device")) is not None:
+            device = hardware.device(name)
+            if device.family == "unknown":
+                row.fail("device", f'"{name}" is not in config/hardware/devices.toml; state its bandwidth instead')
+            if "sustained_mem_bandwidth_mib_per_s" not in row:
+                devices[node_id] = device
         nodes[node_id] = _read_node(row, node_id)
     return nodes
 
@@ -137,6 +150,11 @@ def _read_node(row: Table, node_id: str) -> Participant:
         row.fail("sustained_mem_bandwidth_mib_per_s", "is beyond 2^53 bytes per second")
     row.finish()
     return node
+
+
+def _at_prior(node: Participant, device: Device, model: ModelPackage) -> Participant:
+    """Nothing was measured: the device's prior for this model, marked as such."""
+    return replace(node, memory_bandwidth_bytes_per_s=device.bandwidth_for(model), bandwidth_source="spec")
 
 
 def _with_legacy_latency(node: Participant, edges: tuple[Edge, ...]) -> Participant:

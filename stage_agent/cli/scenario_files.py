@@ -65,4 +65,5 @@ def load_scenario(path: Path, default_request: PlanRequest | None = None) -> Sce
         profiles=engine_profiles(),
         open_model=open_beside,
         default_request=default_request,
+        hardware=hardware_priors(),
     )

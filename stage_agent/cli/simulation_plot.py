@@ -47,10 +47,13 @@ def render(kind: str, scenario: Scenario, outcome: Outcome) -> bytes:
     from matplotlib.figure import Figure
 
     with mpl.rc_context({"svg.hashsalt": "stagemesh", "font.size": 9, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 7.2), layout="constrained")
-        grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+        rows = 3 if outcome.events else 2
+        figure = Figure(figsize=(11, 7.2 if rows == 2 else 9.4), layout="constrained")
+        grid = figure.add_gridspec(rows, 2, height_ratios=(3, 2, 2)[:rows])
         _timeline(figure.add_subplot(grid[0, :]), scenario, outcome)
-        _concurrency(figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1]), scenario, outcome)
+        if outcome.events:
+            _history(figure.add_subplot(grid[1, :]), outcome)
+        _concurrency(figure.add_subplot(grid[-1, 0]), figure.add_subplot(grid[-1, 1]), scenario, outcome)
         return _encoded(figure, kind, scenario.name)
 
 
@@ -92,7 +95,7 @@ def _timeline(axes: "Axes", scenario: Scenario, outcome: Outcome) -> None:
         axes.set_title("nothing was served")
         return
     zero = min(span.start_us for span in window)
-    names = {span.stage_index: span.node_id for span in outcome.spans}
+    names = {span.stage_index: span.node_id for span in window}
     for span in window:
         colour = COMPUTE_COLOURS[span.request % len(COMPUTE_COLOURS)]
         compute = ((span.start_us - zero) / 1e3, (span.computed_us - span.start_us) / 1e3)
@@ -108,6 +111,29 @@ def _timeline(axes: "Axes", scenario: Scenario, outcome: Outcome) -> None:
     axes.grid(axis="x", alpha=0.25)
 
 
+def _history(axes: "Axes", outcome: Outcome) -> None:
+    """Tokens per second over the whole run, with the events."""
+    end_s = min(outcome.span_us // 1_000_000 + 1, max(outcome.tokens_by_second, default=0) + 1)
+    width = max(1, end_s // 200)
+    bars = [
+        sum(outcome.tokens_by_second.get(second, 0.0) for second in range(start, start + width)) / width
+        for start in range(0, end_s, width)
+    ]
+    axes.stairs(bars, [start * width for start in range(len(bars) + 1)], fill=True, color=COMPUTE_COLOURS[0], alpha=0.6)
+    top = max(bars, default=1.0) * 1.45
+    for index, event in enumerate(outcome.events):
+        at_s = event.at_us / 1e6
+        if at_s <= end_s:
+            axes.axvline(at_s, color="#b33", linewidth=0.9)
+            axes.text(at_s, top * (0.97 - 0.11 * (index % 3)), f" {event.kind}", color="#b33", fontsize=8, va="top")
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, end_s)
+    axes.set_ylabel("tokens per second")
+    axes.set_xlabel("s")
+    axes.set_title("the whole run and its events", loc="left")
+    axes.grid(alpha=0.25)
+
+
 def _user_counts(outcome: Outcome) -> list[int]:
     lanes = outcome.plan.parallel_lanes
     counts = {1, 2, 3, 4, 6, 8, lanes, 2 * lanes}
@@ -118,21 +144,23 @@ def _concurrency(left: "Axes", right: "Axes", scenario: Scenario, outcome: Outco
     users = _user_counts(outcome)
     runs = [_closed_loop(scenario, outcome, count) for count in users]
     tpot = [0.0 if run.tpot_us.p50 is None else run.tpot_us.p50 / 1e3 for run in runs]
-    ttft = [0.0 if run.ttft_us.p50 is None else run.ttft_us.p50 / 1e3 for run in runs]
+    ttft = [0.0 if run.ttft_us.p90 is None else run.ttft_us.p90 / 1e3 for run in runs]
     throughput = [run.tokens_per_s for run in runs]
     left.plot(users, tpot, "o-", color=COMPUTE_COLOURS[0], label="per token (median)")
     target = outcome.plan.target.decode_tpot_us / 1e3
     if target < 3 * max(tpot):
         left.axhline(target, color="#b33", linestyle="--", linewidth=1, label="target")
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.15 * max(*tpot, 1e-9))
     left.set_ylabel("ms per token")
     left.set_xlabel("users at once")
     right.plot(users, throughput, "o-", color=COMPUTE_COLOURS[2], label="tokens/s, prefill included")
-    right.set_ylim(bottom=0)
+    right.set_ylim(0, 1.15 * max(*throughput, 1e-9))
     right.set_ylabel("tokens per second")
     right.set_xlabel("users at once")
     waiting = right.twinx()
-    waiting.plot(users, [value / 1e3 for value in ttft], "s:", color=COMPUTE_COLOURS[1], label="first token (median)")
+    waiting.plot(
+        users, [value / 1e3 for value in ttft], "s:", color=COMPUTE_COLOURS[1], label="first token (90th percentile)"
+    )
     waiting.set_ylim(bottom=0)
     waiting.set_ylabel("s to the first token")
     lanes = outcome.plan.parallel_lanes
