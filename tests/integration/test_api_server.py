@@ -38,7 +38,7 @@ def daemon(view=None, sink=None, **options):
             loop.run_until_complete(task)
         loop.close()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     started.wait(5)
     try:

@@ -68,7 +68,7 @@ def test_a_node_that_is_not_as_assigned_says_why_with_503(changes, reason):
 
 
 def test_the_readiness_of_others_does_not_count():
-    others = (*fact(), StageView(BETA, "beta", StageFact(slot="default", state="failed")))
+    others = (StageView(BETA, "beta", StageFact(slot="default", state="failed")), *fact())
     assert ask(shown(stages=others), "GET", "/readyz").status_code == 200
 
 
