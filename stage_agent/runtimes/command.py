@@ -13,7 +13,8 @@ PLACEHOLDERS = frozenset({
     "lanes", "layer_count", "layer_end", "layer_start", "model", "next", "next_id", "node_id", "port", "previous",
     "previous_id", "slot", "stage_count", "stage_index",
 })  # fmt: skip
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"\{\{([a-z_]+)\}\}|\{([a-z_]+)\}")
+"""``{name}`` is replaced, ``{{name}}`` becomes ``{name}``; other braces, such as JSON's, are left alone."""
 # Private to the agent: what systemd hands to it, and its own settings, which may name secrets.
 _WITHHELD = re.compile(r"STAGEMESH_|NOTIFY_SOCKET$|WATCHDOG_|LISTEN_(FDS|PID)|CREDENTIALS_DIRECTORY$")
 
@@ -23,10 +24,12 @@ def check_command(command: tuple[str, ...]) -> None:
     if not command or not command[0]:
         raise ConfigurationError("runtime.command is empty: give the engine's argument list, or another runtime.kind")
     for argument in command:
-        for name in _PLACEHOLDER.findall(argument):
-            if name not in PLACEHOLDERS:
+        for _, name in _PLACEHOLDER.findall(argument):
+            if name and name not in PLACEHOLDERS:
                 known = ", ".join(sorted(PLACEHOLDERS))
-                raise ConfigurationError(f"runtime.command: {{{name}}} in {argument!r} is unknown; there are {known}")
+                raise ConfigurationError(
+                    f"runtime.command: {{{name}}} is unknown; there are {known} (to pass it on as it is, double its braces)"
+                )
 
 
 def placeholder_values(
@@ -61,7 +64,12 @@ def placeholder_values(
 
 def render(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
     """The argument list; every argument stays one argument, whatever its value holds. No shell is involved."""
-    return [_PLACEHOLDER.sub(lambda match: values[match.group(1)], argument) for argument in command]
+
+    def replaced(match: re.Match[str]) -> str:
+        literal, name = match.groups()
+        return values[name] if literal is None else f"{{{literal}}}"
+
+    return [_PLACEHOLDER.sub(replaced, argument) for argument in command]
 
 
 def engine_environment(inherited: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:

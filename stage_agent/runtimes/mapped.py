@@ -6,7 +6,9 @@ anywhere; it answers no request.
 """
 
 import asyncio
+import errno
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +17,15 @@ from pathlib import Path
 from protocol.ballots import StageAssignment
 from protocol.errors import ModelError
 from protocol.fencing import PlanEpoch
-from stage_agent.model_source import TensorExtent, tensor_extents
+from stage_agent.model_source import tensor_extents
 from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure, same_layers
 from stage_agent.runtimes.threads import on_this_loop, run_in_thread
 
 STEP_BYTES = 4 * 1024 * 1024
 """Pages are read in steps of this size; between two steps the load can be cancelled and reports progress."""
 REPORTS_PER_LOAD = 50
-
+_MADV_POPULATE_READ = 22
+"""Linux 5.14; Python has no name for it yet."""
 
 ModelPath = Callable[[StageAssignment], Path]
 
@@ -81,40 +84,54 @@ class MappedRuntime:
             extents = tensor_extents(path, assignment.layer_start, assignment.layer_end, first, last)
         except ModelError as error:
             raise RuntimeFailure("model_unavailable", str(error)) from None
-        total = sum(extent.nbytes for extent in extents)
-        if not total:
+        if not self.hold([(extent.file, extent.name, extent.offset, extent.nbytes) for extent in extents], report):
             raise RuntimeFailure("range_invalid", "the assigned layers hold no tensors")
+
+    def hold(self, extents: list[tuple[Path, str, int, int]], report: Report) -> int:
+        """Map and read ``(file, tensor, offset, bytes)`` in file order; the bytes in all. Blocks: run it in a thread."""
+        total = sum(size for _, _, _, size in extents)
         allowed = total if self._cap is None else min(total, self._cap)
         step_report = max(1, total // REPORTS_PER_LOAD)
         done, next_report = 0, 0
-        for extent in sorted(extents, key=lambda extent: (str(extent.file), extent.offset)):
-            view = self._view(extent)
-            for start in range(0, extent.nbytes, STEP_BYTES):
+        for file, name, offset, size in sorted(extents, key=lambda extent: (str(extent[0]), extent[2])):
+            view = self._view(file, name, offset + size)
+            for start in range(0, size, STEP_BYTES):
                 if self._stop.is_set():
                     raise RuntimeFailure("cancelled", "unloaded while loading")
-                size = min(STEP_BYTES, extent.nbytes - start)
+                step = min(STEP_BYTES, size - start)
                 if done < allowed:
-                    _touch(view, extent.offset + start, size)
-                done += size
+                    _touch(view, file, offset + start, step)
+                done += step
                 if done >= next_report or done == total:
                     report(done, total)
                     next_report = done + step_report
+        return total
 
-    def _view(self, extent: TensorExtent) -> mmap.mmap:
+    def _view(self, file: Path, name: str, end: int) -> mmap.mmap:
         """The file's map, made once. Reading a map behind the file's end is SIGBUS: the size is checked first."""
-        view = self._maps.get(extent.file)
+        view = self._maps.get(file)
         if view is None:
             try:
-                with extent.file.open("rb") as file:
-                    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                with file.open("rb") as opened:
+                    view = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
-                raise RuntimeFailure("model_unavailable", f"{extent.file}: {error}") from None
-            self._maps[extent.file] = view
-        if extent.offset + extent.nbytes > len(view):
-            raise RuntimeFailure("model_mismatch", f"{extent.file}: {extent.name} ends behind the end of the file")
+                raise RuntimeFailure("model_unavailable", f"{file}: {error}") from None
+            self._maps[file] = view
+        if end > len(view):
+            raise RuntimeFailure("model_mismatch", f"{file}: {name} ends behind the end of the file")
         return view
 
 
-def _touch(view: mmap.mmap, offset: int, size: int) -> None:
-    """Read one byte of every page."""
+def _touch(view: mmap.mmap, file: Path, offset: int, size: int) -> None:
+    """Bring the pages in. Linux can do it without a signal when the file has become shorter in the meantime."""
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux":
+        try:
+            view.madvise(_MADV_POPULATE_READ, start, offset + size - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
+                raise RuntimeFailure("model_mismatch", f"{file}: cannot be read ({error.strerror})") from None
+        else:
+            return
+    view.madvise(mmap.MADV_WILLNEED, start, offset + size - start)
     sum(view[offset : offset + size : mmap.PAGESIZE])

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from config.settings import RuntimeSettings
-from protocol.frame_envelope import FrameEnvelope, open_sealed
+from protocol.ballots import CacheEpoch
+from protocol.frame_envelope import FrameEnvelope, open_sealed, refusal_of
 from protocol.stage_frame import FrameKind
 from stage_agent.runtimes.interface import RuntimeFailure
 from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted
+from tests.unit.runtimes.conftest import write_model
 from tests.unit.runtimes.stages import EPOCH, LATER, Chain, assignments
 
 PROMPT = tuple(range(300, 340))
@@ -211,6 +213,90 @@ def test_a_stage_that_lost_its_cache_refuses_and_the_request_may_be_sent_again(m
 
     interruption = asyncio.run(run())
     assert (interruption.reason, interruption.retriable) == ("refused", True)
+
+
+def test_a_refusal_by_a_later_stages_fence_finds_its_way_to_stage_0(model: Path) -> None:
+    async def run() -> GenerationInterrupted:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(assignments([(0, 2), (2, 4), (4, 6)]))
+
+            def fenced(source: str, target: str, sealed: bytes) -> bytes | None:
+                if target != "n2":
+                    return sealed
+                refusal = refusal_of(sealed, LATER)
+                if refusal is not None:
+                    chain.link.runtimes[source].on_frame(target, refusal)
+                return None
+
+            chain.link.tamper = fenced
+            interruption = await _interrupted(chain.driver.generate(PROMPT, NEW_TOKENS))
+            await chain.stop()
+        return interruption
+
+    interruption = asyncio.run(run())
+    assert (interruption.reason, interruption.retriable) == ("refused", True)
+
+
+def test_a_new_cache_epoch_forgets_what_was_cached_and_the_same_one_keeps_it(model: Path) -> None:
+    plan = assignments([(0, 3), (3, 6)])
+    rebuilt = [each.model_copy(update={"cache_epoch": CacheEpoch(value=1)}) for each in plan]
+
+    async def run() -> list[int]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(plan)
+            chain.link.tamper = lambda _source, _target, sealed: (
+                None if open_sealed(sealed)[1].kind is FrameKind.DISCARD else sealed
+            )
+            await chain.driver.generate(PROMPT, 2)
+            held = [len(chain.runtimes[1]._worker._sessions)]
+            await chain.activate(plan, LATER)
+            held.append(len(chain.runtimes[1]._worker._sessions))
+            await chain.activate(rebuilt, LATER)
+            held.append(len(chain.runtimes[1]._worker._sessions))
+            await chain.stop()
+        return held
+
+    assert asyncio.run(run()) == [1, 1, 0]
+
+
+def test_no_more_sessions_are_cached_than_there_are_lanes(model: Path) -> None:
+    async def run() -> tuple[int, int]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)], lanes=2))
+            chain.link.tamper = lambda _source, _target, sealed: (
+                None if open_sealed(sealed)[1].kind is FrameKind.DISCARD else sealed
+            )
+            for _ in range(5):
+                await chain.driver.generate(PROMPT, 2)
+            last = chain.runtimes[1]._worker
+            await chain.stop()
+        return len(last._sessions), last.dropped["session_evicted"]
+
+    assert asyncio.run(run()) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "message"),
+    [
+        ("gemma3", {}, "runs llama models, not gemma3"),
+        ("llama", {"blk.0.attn_q.bias": (64,)}, "attn_q.bias is unknown"),
+        ("llama", {"blk.0.ffn_gate_inp.weight": (4, 64)}, "ffn_gate_inp.weight is unknown"),
+    ],
+)
+def test_a_model_it_would_compute_wrongly_is_refused_by_name(
+    tmp_path: Path, architecture: str, extra: dict[str, tuple[int, ...]], message: str
+) -> None:
+    other = write_model(tmp_path / "other.gguf", architecture, extra)
+
+    async def run() -> RuntimeFailure:
+        async with asyncio.TaskGroup() as tasks:
+            with pytest.raises(RuntimeFailure) as refused:
+                await Chain(tasks, other).start(assignments([(0, 6)]))
+        return refused.value
+
+    failure = asyncio.run(run())
+    assert failure.reason == "unsupported_model"
+    assert message in failure.detail
 
 
 def test_decode_timings_appear_after_the_warm_up(model: Path) -> None:
