@@ -1,10 +1,10 @@
 """Where others can dial this node."""
 
 import socket
-from contextlib import closing
+from contextlib import closing, suppress
 
 from config.settings import ListenSettings
-from protocol.errors import ConfigurationError
+from protocol.errors import AddressError, ConfigurationError
 from protocol.quic.address import HostPort
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -32,3 +32,35 @@ def _outward(family: socket.AddressFamily) -> str:
         except OSError:
             return ""
         return str(probe.getsockname()[0])
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """``count`` different ports that are free for UDP and TCP on ``host`` right now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held: list[socket.socket] = []
+    ports: list[int] = []
+    try:
+        while len(ports) < count:
+            stream = socket.socket(family, socket.SOCK_STREAM)
+            held.append(stream)
+            stream.bind((host, 0))
+            port = stream.getsockname()[1]
+            datagram = socket.socket(family, socket.SOCK_DGRAM)
+            held.append(datagram)
+            with suppress(OSError):
+                datagram.bind((host, port))
+                ports.append(port)
+    finally:
+        for each in held:
+            each.close()
+    return ports
+
+
+def with_real_port(listen: ListenSettings) -> ListenSettings:
+    """``listen`` with a free port in place of 0, so that the node can say where it is before it listens."""
+    if listen.port != 0:
+        return listen
+    try:
+        return listen.model_copy(update={"port": free_ports(1, listen.host)[0]})
+    except OSError as error:
+        raise AddressError(f"listen.host {listen.host!r}: {error.strerror}; use an address of this machine") from None

@@ -33,7 +33,7 @@ from protocol.quic.endpoint import QuicTransport
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import load_membership
 from protocol.signature import signature_is_genuine
-from stage_agent.addresses import own_addresses
+from stage_agent.addresses import own_addresses, with_real_port
 from stage_agent.api.app import build_app
 from stage_agent.api.server import ApiListener, bind_api, serve_api
 from stage_agent.clock import monotonic_us
@@ -75,6 +75,7 @@ class _Switches:
 
 async def run_node(settings: Settings) -> None:
     """Serve until SIGTERM, SIGINT or ``leave``. Raises ``StagemeshError`` for what a person can mend."""
+    settings = settings.model_copy(update={"listen": with_real_port(settings.listen)})
     directory = state_dir(settings)
     calibration = load_calibration(settings.planner.calibration)
     identity = Identity.load(directory)

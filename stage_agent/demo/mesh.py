@@ -10,17 +10,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import StagemeshError
+from stage_agent.addresses import free_ports
 from stage_agent.cli.client import get_json
 from stage_agent.demo.profile import DemoProfile, ShapedMachine, conditioner_text, settings_text
 
@@ -76,7 +77,7 @@ class DemoMesh:
         """Write every node's configuration and the file of shaped links. The first node asks for the model."""
         links = self.root / "links.toml"
         links.write_text(conditioner_text(self.profile), "utf-8")
-        ports = _free_ports(2 * len(machines))
+        ports = free_ports(2 * len(machines))
         for index, machine in enumerate(machines):
             directory = self.root / machine.name
             directory.mkdir(mode=0o700)
@@ -95,7 +96,9 @@ class DemoMesh:
                     "memory_bandwidth_bytes_per_s": machine.memory_bandwidth_bytes_per_s,
                 },
                 "runtime": runtime,
-                # A demo that lasts a minute cannot wait the default five before it goes back to the better plan.
+                # A demo lasts a minute: it settles faster than the default 8 s (doubled after a loss), and does not wait
+                # five minutes before it goes back to the better plan.
+                "election": {"settle_us": 4_000_000},
                 "replan": {"min_dwell_us": 5_000_000},
                 "log": {"format": "json"},
             }
@@ -109,11 +112,16 @@ class DemoMesh:
         first = self.nodes[0]
         _command("init", "--config", str(first.config))
         self.start(first)
+        invitations = [json.loads(_command("invite", "--json", "--config", str(first.config))) for _ in self.nodes[1:]]
         self.wait_for_api(first)
-        for node in self.nodes[1:]:
-            token = json.loads(_command("invite", "--json", "--config", str(first.config)))["token"]
-            _command("join", "-", "--config", str(node.config), stdin=token)
-            self.start(node)
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            joins = [
+                pool.submit(_command, "join", "-", "--config", str(node.config), stdin=invitation["token"])
+                for node, invitation in zip(self.nodes[1:], invitations, strict=True)
+            ]
+            for node, join in zip(self.nodes[1:], joins, strict=True):
+                join.result()
+                self.start(node)
 
     def start(self, node: DemoNode) -> None:
         """Start the daemon of ``node``; returns at once."""
@@ -202,27 +210,6 @@ def _command(*arguments: str, stdin: str = "") -> str:
         words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise DemoError(f"`stagemesh {arguments[0]}` failed: {words[0]}")
     return done.stdout
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free for UDP and TCP on loopback right now."""
-    held: list[socket.socket] = []
-    ports: list[int] = []
-    try:
-        while len(ports) < count:
-            stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.append(stream)
-            stream.bind(("127.0.0.1", 0))
-            port = stream.getsockname()[1]
-            datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            held.append(datagram)
-            with contextlib.suppress(OSError):
-                datagram.bind(("127.0.0.1", port))
-                ports.append(port)
-    finally:
-        for each in held:
-            each.close()
-    return ports
 
 
 def _die_with_parent() -> None:
