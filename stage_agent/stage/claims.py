@@ -161,7 +161,8 @@ class Claims:
         record, mine = state.record, message.instance == self._instance
         active = Active(ballot=message.ballot, slot=state.slot, plan_hash=message.plan_hash, instance=self._instance)
         serving = state.serving
-        if mine and serving is not None and serving.ballot == ballot and serving.plan_hash == message.plan_hash:
+        again = serving is not None and serving.ballot == ballot and serving.plan_hash == message.plan_hash
+        if again and mine and self.fence.answers(record, ballot):
             return [Reply(sender, active)]
         refusal = self.fence.activate(record, ballot, message.plan_hash, instance_is_mine=mine)
         staged = state.staged

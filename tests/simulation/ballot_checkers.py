@@ -118,7 +118,7 @@ class Checkers:
         key = (id(process), slot)
         if state.routable and state.ballot is not None and state.plan is not None:
             before = self._asked.get(key)
-            if before == (serious, state.ballot) and not _may_recheck(process, self.mesh.now_us):
+            if before == (serious, state.ballot) and not _may_recheck(process, slot, self.mesh.now_us):
                 self.fail(8, f"{process.node_id} plans {slot} again although only noise changed")
             self._asked[key] = (serious, state.ballot)
 
@@ -186,8 +186,9 @@ class Checkers:
         return ""
 
 
-def _may_recheck(process: "Process", now_us: int) -> bool:
+def _may_recheck(process: "Process", slot: str, now_us: int) -> bool:
     """A verdict of ``dwell`` is looked at again once the dwell is over."""
     decisions = process.coordinator.snapshot(now_us).decisions
-    kept = [decision for decision in decisions if decision.kind in {"kept", "activated", "adopted", "broken"}]
+    kinds = {"kept", "activated", "adopted", "broken"}
+    kept = [decision for decision in decisions if decision.kind in kinds and decision.slot == slot]
     return not kept or kept[-1].reason == "dwell" or kept[-1].kind != "kept"
