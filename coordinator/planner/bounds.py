@@ -16,6 +16,8 @@ import numpy as np
 from coordinator.planner.cost import Matrix
 from coordinator.planner.span_costs import HOPELESS, INFINITE, HopArrays
 
+LAYER_WORK = 2_500
+"""What one layer of a pass costs whatever its size, in elements."""
 STALL_ROUNDS = 4
 LEAST_PACE = 0.02
 UNREACHED = 2**52
@@ -55,10 +57,11 @@ def walk_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> WalkBounds:
 
 @dataclass
 class Pricing:
-    """Outcome of an ascent: the best prices and the scaled lower bound they give for the whole problem."""
+    """Outcome of an ascent: the best prices, the scaled lower bound they give for the whole problem, the work done."""
 
     prices: Matrix
     bound: int
+    work: int
 
 
 def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: Matrix | None = None) -> Pricing:
@@ -72,7 +75,9 @@ def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: M
     prices = np.zeros(nodes) if known is None else known.astype(np.float64)
     best_prices, best_bound, pace, stalled = prices.astype(np.int64), -1, 1.0, 0
     single = int((cost[:, 0, -1] + np.diagonal(hops.final)).min())
+    work = 0
     for _ in range(rounds):
+        work += walk_work(nodes, cost.shape[1])
         current = prices.astype(np.int64)
         value, visits = _cheapest_walk(cost, arc + current[None, :], reply, current)
         # a single stage pays no reply and its node's price is refunded at once, so it bounds on its own
@@ -91,7 +96,12 @@ def price_nodes(cost: Matrix, hops: HopArrays, upper: int, rounds: int, known: M
         step = pace * (aim - bound) / norm
         prices = np.maximum(0.0, prices + step * np.where(moving, excess, 0))
         prices = np.minimum(prices, float(PRICE_LIMIT))
-    return Pricing(best_prices, min(best_bound, INFINITE))
+    return Pricing(best_prices, min(best_bound, INFINITE), work)
+
+
+def walk_work(nodes: int, count: int) -> int:
+    """Elements touched by one backward pass, the calls of every layer included."""
+    return count * (LAYER_WORK + nodes * count // 2 + 2 * nodes * nodes)
 
 
 def node_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> Matrix:
@@ -99,7 +109,7 @@ def node_bounds(cost: Matrix, hops: HopArrays, prices: Matrix) -> Matrix:
     nodes, count = cost.shape[0], cost.shape[1]
     arc, reply = _head_free(hops)
     arc = arc + prices[None, :]
-    ahead, _, _ = _backward(cost, arc, reply)
+    ahead, _ = _backward(cost, arc, reply)
     behind: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
     behind[:, 0] = prices
     for layer in range(1, count - 1):
@@ -119,31 +129,24 @@ def _head_free(hops: HopArrays) -> tuple[Matrix, Matrix]:
     return hops.arc.min(axis=0), reply.min(axis=1)
 
 
-def _backward(cost: Matrix, arc: Matrix, reply: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-    """Cheapest completion per (node, start layer), where its stage ends, and who follows at each layer."""
+def _backward(cost: Matrix, arc: Matrix, reply: Matrix) -> tuple[Matrix, Matrix]:
+    """Cheapest completion per (node, layer): with the node's stage starting there, and after it has ended there."""
     nodes, count = cost.shape[0], cost.shape[1]
     last = count - 1
     ahead: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
     follow: Matrix = np.full((nodes, count), INFINITE, dtype=np.int64)
     follow[:, last] = reply
-    ends = np.zeros((nodes, count), dtype=np.int64)
-    heirs = np.zeros((nodes, count), dtype=np.int64)
-    rows = np.arange(nodes)
     for layer in range(last - 1, -1, -1):
-        span = cost[:, layer, layer + 1 :] + follow[:, layer + 1 :]
-        choice = span.argmin(axis=1)
-        ahead[:, layer] = span[rows, choice]
-        ends[:, layer] = choice + layer + 1
+        best = (cost[:, layer, layer + 1 :] + follow[:, layer + 1 :]).min(axis=1)
+        ahead[:, layer] = best
         if layer:
-            onward = arc + ahead[None, :, layer]
-            heirs[:, layer] = onward.argmin(axis=1)
-            follow[:, layer] = np.minimum(onward[rows, heirs[:, layer]], INFINITE)
-    return ahead, ends, heirs
+            np.minimum((arc + best).min(axis=1), INFINITE, out=follow[:, layer])
+    return ahead, follow
 
 
 def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> tuple[int, Matrix]:
     """Value of the best priced walk over all layers, and how often it visits each node."""
-    ahead, ends, heirs = _backward(cost, arc, reply)
+    ahead, follow = _backward(cost, arc, reply)
     node, layer, last = int((ahead[:, 0] + prices).argmin()), 0, cost.shape[1] - 1
     value = int(ahead[node, 0] + prices[node])
     visits = np.zeros(cost.shape[0], dtype=np.int64)
@@ -151,7 +154,7 @@ def _cheapest_walk(cost: Matrix, arc: Matrix, reply: Matrix, prices: Matrix) -> 
         return INFINITE, visits
     while True:
         visits[node] += 1
-        layer, previous = int(ends[node, layer]), node
+        layer += 1 + int((cost[node, layer, layer + 1 :] + follow[node, layer + 1 :]).argmin())
         if layer == last:
             return value, visits
-        node = int(heirs[previous, layer])
+        node = int((arc[node] + ahead[:, layer]).argmin())

@@ -11,9 +11,10 @@ bisection: "TPOT ≤ V and period ≤ V / c" is one serial search whose spans ar
 """
 
 from coordinator.planner.evaluate import evaluate
-from coordinator.planner.instance import Candidate
+from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
-from coordinator.planner.searcher import Choice, Searcher
+from coordinator.planner.ordered import Budget
+from coordinator.planner.searcher import Choice, Searcher, searcher_for
 from coordinator.planner.span_costs import INFINITE, SCALE
 from coordinator.planner.ties import roomiest
 
@@ -49,22 +50,45 @@ def choose_throughput(searcher: Searcher, shapes: tuple[Shape, ...]) -> Choice |
     target, within = request.target_decode_tpot_us, serial.best // SCALE <= request.target_decode_tpot_us
     cap = target if within else INFINITE // SCALE - 1
     streams = {shape: min(request.concurrency, shape.lanes) for shape in shapes}
-    best: tuple[int, int] | None = None
-    for count in sorted(set(streams.values())):
-        shape = _smallest(tuple(shape for shape in shapes if streams[shape] == count))
-        found = _least_value(searcher, shape, count, cap, INFINITE)
-        if found is not None and (best is None or found.value_us * best[1] < best[0] * count):
-            best = found.value_us, count
-    if best is None:
-        return None
+    best, known = _best_rate(searcher, streams, cap)
     for shape in shapes:
-        ceiling = best[0] * streams[shape] * (1_000 + request.objective_tolerance_milli) // (1_000 * best[1])
+        ceiling = best.value_us * streams[shape] * (1_000 + request.objective_tolerance_milli)
+        ceiling //= 1_000 * streams[best.candidate.shape]
         if within and request.prefer == "context":
             ceiling = INFINITE
-        found = _least_value(searcher, shape, streams[shape], cap, ceiling + 1)
-        if found is not None:
+        found = known[shape] if shape in known else _least_value(searcher, shape, streams[shape], cap, ceiling + 1)
+        if found is not None and found.value_us <= ceiling:
             return _fewest(searcher, found, streams[shape], cap)
-    return None
+    return best
+
+
+def _best_rate(searcher: Searcher, streams: dict[Shape, int], cap: int) -> tuple[Choice, dict[Shape, Choice]]:
+    """The best value per stream over all shapes, and what was solved on the way. Memory binds least in small shapes."""
+    best: Choice | None = None
+    known: dict[Shape, Choice] = {}
+    for count in sorted(set(streams.values()), reverse=True):
+        shape = _smallest(tuple(shape for shape in streams if streams[shape] == count))
+        # fewer streams must beat the rate already reached
+        upper = INFINITE if best is None else -(-best.value_us * count // streams[best.candidate.shape])
+        found = _least_value(searcher, shape, count, cap, upper)
+        if found is not None:
+            best = known[shape] = found
+    assert best is not None, "a serial plan exists at the smallest shape"
+    return best, known
+
+
+def choose_unmodelled(instance: Instance, rival: Candidate, budget: Budget) -> Candidate | None:
+    """Known speeds but unknown hops: the plan with the least stage time at ``rival``'s shape, if it needs no more stages.
+
+    Unknown hops are priced at a pessimistic default, so fewer and known hops come first and the stages decide the rest.
+    """
+    searcher = searcher_for(instance, budget, pessimistic=True)
+    if searcher is None:
+        return None
+    found = searcher.solve(rival.shape)
+    if found.best >= INFINITE or len(found.sequence) > len(rival.sequence):
+        return None
+    return roomiest(searcher, rival.shape, found)
 
 
 def _smallest(shapes: tuple[Shape, ...]) -> Shape:
@@ -79,7 +103,11 @@ def _value(searcher: Searcher, candidate: Candidate, streams: int) -> int:
 
 
 def _least_value(searcher: Searcher, shape: Shape, streams: int, cap: int, upper: int) -> Choice | None:
-    """The plan of ``shape`` with the least value below ``upper`` whose TPOT is at most ``cap`` (µs)."""
+    """The plan of ``shape`` with the least value below ``upper`` whose TPOT is at most ``cap`` (µs).
+
+    ``low`` rises over refuted values, ``high`` falls to the best value known. A refuted middle is followed by a probe
+    just below ``high``, which ends the search when it is refuted too.
+    """
     serial = searcher.solve(shape, _scaled(min(cap, upper - 1)))
     if serial.best >= INFINITE:
         return None
@@ -87,20 +115,22 @@ def _least_value(searcher: Searcher, shape: Shape, streams: int, cap: int, upper
     value = _value(searcher, candidate, streams)
     best = (value, candidate) if value < upper else None
     low = proven = min(serial.best, serial.lower) // SCALE
-    high = min(value, upper)
-    while low < high:
-        middle = (low + high) // 2
-        probe = searcher.solve(shape, _scaled(min(middle, cap)), period_us=middle // streams)
+    high, refuted = min(value, upper), False
+    while low < high and searcher.budget.left > 0:
+        middle = high - 1 if refuted else (low + high) // 2
+        limit = _scaled(min(middle, cap))
+        probe = searcher.solve(shape, limit, period_us=middle // streams)
+        refuted = True
         if probe.best < INFINITE:
             candidate = searcher.candidate(shape, probe)
             value = _value(searcher, candidate, streams)
             if best is None or value < best[0]:
                 best = (value, candidate)
             if value <= middle:
-                high = value
+                high, refuted = value, False
                 continue
         # nothing at or below the middle: proven, unless the budget ran out or the reply walked back
-        if low == proven and probe.best >= INFINITE and probe.lower >= _scaled(min(middle, cap)):
+        if low == proven and probe.best >= INFINITE and probe.lower >= limit:
             proven = middle + 1
         low = middle + 1
     if best is None or best[0] >= upper:

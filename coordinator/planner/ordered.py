@@ -21,37 +21,25 @@ from coordinator.planner.cost import Matrix
 from coordinator.planner.span_costs import HOPELESS, INFINITE, SCALE, HopArrays
 
 CHUNK_ELEMENTS = 400_000
-UNLIMITED = 2**62
+LEVEL_WORK = 200_000
+"""What a level costs whatever its size, in elements: the calls rather than the data."""
 Mask = NDArray[np.bool_]
 
 
 @dataclass
 class Budget:
-    """Work that may still be done, in matrix elements, and the states expanded. Shared by the searches of one call."""
+    """Work that may still be done, in matrix elements, and the states expanded. Shared by the searches of one call.
+
+    Beams and pricing are always allowed and charged all the same; when nothing is left, proofs stop.
+    """
 
     left: int
     expanded: int = 0
 
-    def aside(self) -> "Budget":
-        """A budget for a beam, which bounds itself: its states are counted, not charged."""
-        return Aside(UNLIMITED, 0, self)
-
-    def take(self, count: int, each: int) -> None:
-        """Account for ``count`` expanded states of ``each`` elements."""
-        self.left -= count * each
-        self.expanded += count
-
-
-@dataclass
-class Aside(Budget):
-    """Counts into its owner's ``expanded`` only."""
-
-    owner: Budget | None = None
-
-    def take(self, count: int, each: int) -> None:  # noqa: ARG002 - counted, not charged
-        """Account for ``count`` expanded states."""
-        assert self.owner is not None
-        self.owner.expanded += count
+    def charge(self, elements: int, states: int = 0) -> None:
+        """Account for work done."""
+        self.left -= elements
+        self.expanded += states
 
 
 @dataclass(frozen=True)
@@ -139,10 +127,11 @@ def search(
     outcome = Outcome(INFINITE, INFINITE)
     level = _roots(problem, limit)
     for stages in range(1, min(problem.nodes, problem.cost.shape[1] - 1) + 1):
-        level = _trim(level, outcome, budget.left // problem.state_work, width)
+        affordable = budget.left // problem.state_work if width is None else width
+        level = _trim(level, outcome, affordable)
         if level.size == 0:
             break
-        budget.take(level.size, problem.state_work)
+        budget.charge(LEVEL_WORK + level.size * problem.state_work, level.size)
         outcome.levels.append(level)
         _close(problem, level)
         _record(problem, level, stages, outcome, limit)
@@ -165,8 +154,8 @@ def _roots(problem: OrderedProblem, limit: int) -> Level:
     return level.subset(bound < limit)
 
 
-def _trim(level: Level, outcome: Outcome, affordable: int, width: int | None) -> Level:
-    room = max(0, affordable) if width is None else min(width, max(0, affordable))
+def _trim(level: Level, outcome: Outcome, affordable: int) -> Level:
+    room = max(0, affordable)
     if level.size <= room:
         return level
     order = np.argsort(level.bound, kind="stable")
@@ -178,13 +167,10 @@ def _trim(level: Level, outcome: Outcome, affordable: int, width: int | None) ->
 def _close(problem: OrderedProblem, level: Level) -> None:
     """Fill ``closed`` (the last node's stage ends at each layer) and ``total`` (it ends at the last layer and replies)."""
     every = np.arange(level.size)
-    reply = problem.hops.final[level.last, level.first]
-    if problem.period_limit_us is None:
-        level.closed = _closed(problem, level, every, np.zeros(level.size, dtype=np.int64))
-        level.total = _capped(level.closed[:, -1] + reply)
-        return
-    final = _closed(problem, level, every, last_egress(problem, level.first, level.last, level.used))
-    level.total = _capped(final[:, -1] + reply)
+    level.closed = final = _closed(problem, level, every, np.zeros(level.size, dtype=np.int64))
+    if problem.period_limit_us is not None:
+        final = _closed(problem, level, every, last_egress(problem, level.first, level.last, level.used))
+    level.total = _capped(final[:, -1] + problem.hops.final[level.last, level.first])
 
 
 def _capped(costs: Matrix) -> Matrix:
@@ -267,13 +253,13 @@ def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
     free: Mask = np.equal(unused, 1) & (np.less(problem.twins, 0)[None, :] | np.equal(unused[:, twins], 0))
     # layers that even all unused memory cannot hold may not remain
     beyond = problem.suffix[None, :] > room[:, None]
-    if level.closed is not None:
-        level.closed[beyond] = INFINITE
-        free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
+    assert level.closed is not None
+    level.closed[beyond] = INFINITE
+    free &= np.less(level.closed[:, :-1].min(axis=1), INFINITE)[:, None]
     rows, heirs = np.nonzero(free)
     step = max(1, CHUNK_ELEMENTS // level.open_cost.shape[1])
     parts = [
-        _offspring(problem, level, rows[start : start + step], heirs[start : start + step], limit, spare, beyond)
+        _offspring(problem, level, rows[start : start + step], heirs[start : start + step], limit, spare)
         for start in range(0, rows.size, step)
     ]
     if not parts:
@@ -281,27 +267,32 @@ def _children(problem: OrderedProblem, level: Level, limit: int) -> Level:
     return _merge(parts)
 
 
-def _offspring(
-    problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int, spare: Matrix, beyond: Mask
-) -> Level:
-    first, last = level.first[rows], level.last[rows]
-    lead = first if problem.hops.arc.shape[0] > 1 else np.zeros_like(first)
-    if level.closed is not None:
-        closed = level.closed[rows]
-    else:
-        closed = _closed(problem, level, rows, problem.hops.egress[lead, last, heirs])
-        closed[beyond[rows]] = INFINITE
-    hop = problem.hops.arc[lead, last, heirs]
+def _offspring(problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matrix, limit: int, spare: Matrix) -> Level:
+    assert level.closed is not None
+    egress = _lead(problem, level.first[rows]), level.last[rows], heirs
     # the heir's own price is paid by using it: it is no longer refunded
-    ahead = hop - (spare[rows] - problem.bounds.prices[heirs])
-    estimate = closed + problem.bounds.gin[first, heirs]
-    bound = estimate.min(axis=1) + ahead
-    keep = np.flatnonzero(bound < limit)
-    rows, heirs = rows[keep], heirs[keep]
-    open_cost = closed[keep] + hop[keep, None]
-    open_cost[estimate[keep] + ahead[keep, None] >= limit] = INFINITE
+    ahead = problem.hops.arc[egress] - (spare[rows] - problem.bounds.prices[heirs])
+    closed = level.closed[rows]
+    estimate = closed + problem.bounds.gin[level.first[rows], heirs] + ahead[:, None]
+    keep = np.flatnonzero(estimate.min(axis=1) < limit)
+    rows, heirs, closed, estimate = rows[keep], heirs[keep], closed[keep], estimate[keep]
+    egress = _lead(problem, level.first[rows]), level.last[rows], heirs
+    if problem.period_limit_us is not None:
+        # only now, for the few that remain, look at the hop that each stage really leaves over
+        limited = _closed(problem, level, rows, problem.hops.egress[egress])
+        limited[closed >= INFINITE] = INFINITE
+        estimate, closed = estimate + (limited - closed), limited
+    open_cost = closed + problem.hops.arc[egress][:, None]
+    open_cost[estimate >= limit] = INFINITE
+    bound = estimate.min(axis=1)
     used = level.used[rows] | np.left_shift(np.int64(1), heirs)
-    return Level(first[keep], used, heirs, open_cost, bound[keep])
+    children = Level(level.first[rows], used, heirs, open_cost, bound)
+    return children if problem.period_limit_us is None else children.subset(np.flatnonzero(bound < limit))
+
+
+def _lead(problem: OrderedProblem, first: Matrix) -> Matrix:
+    """Index of the head in the hop arrays: only a star's hops depend on it."""
+    return first if problem.hops.arc.shape[0] > 1 else np.zeros_like(first)
 
 
 def _merge(parts: list[Level]) -> Level:
@@ -363,9 +354,9 @@ def parents(problem: OrderedProblem, above: Level, level: Level, state: int, lay
     rest = int(level.used[state]) & ~(1 << node)
     lead = first if problem.hops.arc.shape[0] > 1 else 0
     rows = np.flatnonzero((above.used == rest) & (above.first == first))
-    if above.closed is not None:
-        closed = above.closed[rows, layer]
-    else:
+    assert above.closed is not None
+    closed = above.closed[rows, layer]
+    if problem.period_limit_us is not None:
         closed = _closed(problem, above, rows, problem.hops.egress[lead, above.last[rows], node])[:, layer]
     reached = closed + problem.hops.arc[lead, above.last[rows], node]
     found = [int(row) for row in rows[reached == level.open_cost[state, layer]]]

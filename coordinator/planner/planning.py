@@ -7,17 +7,21 @@ from coordinator.planner.capacity import choose_capacity
 from coordinator.planner.instance import Instance, prepare
 from coordinator.planner.locked import check_locked
 from coordinator.planner.memory import Shape, candidate_shapes
-from coordinator.planner.modelled import choose_interactive, choose_throughput
+from coordinator.planner.modelled import choose_interactive, choose_throughput, choose_unmodelled
 from coordinator.planner.ordered import Budget
 from coordinator.planner.participants import participant_set_hash
-from coordinator.planner.plan import Plan, PlanRefused, SearchCertificate
+from coordinator.planner.plan import Placement, Plan, PlanRefused, SearchCertificate
 from coordinator.planner.problem import PlanningProblem
 from coordinator.planner.refusal import no_valid_topology, target_missed
 from coordinator.planner.searcher import searcher_for
 from coordinator.planner.validate import check_problem, missing_facts
 
+CAPACITY_ONLY: Placement = "capacity_only"
+PERFORMANCE_AWARE: Placement = "performance_aware"
 ELEMENTS_PER_MS = 120_000
 """Matrix elements the proof search touches per millisecond of budget: what turns a time into a count (measured)."""
+THROUGHPUT_SHARE = 4
+"""A throughput value takes several serial searches; it is given this many budgets."""
 
 
 def plan(problem: PlanningProblem, *, clock_us: Callable[[], int] | None = None) -> Plan | PlanRefused:
@@ -49,10 +53,11 @@ def _search(
     instance: Instance, shapes: tuple[Shape, ...], digest: str, elapsed_ms: Callable[[], int]
 ) -> Plan | PlanRefused:
     request = instance.problem.request
-    budget = Budget(request.search_budget_ms * ELEMENTS_PER_MS)
+    throughput = request.objective == "throughput"
+    budget = Budget(request.search_budget_ms * ELEMENTS_PER_MS * (THROUGHPUT_SHARE if throughput else 1))
     if request.objective != "capacity":
         searcher = searcher_for(instance, budget)
-        choose = choose_throughput if request.objective == "throughput" else choose_interactive
+        choose = choose_throughput if throughput else choose_interactive
         choice = None if searcher is None else choose(searcher, shapes)
         if choice is not None:
             certificate = SearchCertificate(choice.proven, choice.gap, budget.expanded, elapsed_ms())
@@ -62,10 +67,15 @@ def _search(
     placed = choose_capacity(instance, shapes)
     if placed is None:
         return no_valid_topology(instance, shapes)
+    candidate, placement = placed.candidate, CAPACITY_ONLY
+    if request.objective != "capacity":
+        faster = choose_unmodelled(instance, candidate, budget)
+        if faster is not None:
+            candidate, placement = faster, PERFORMANCE_AWARE
     certificate = SearchCertificate(
         proven_optimal=False, gap=None, expanded=budget.expanded + placed.examined, elapsed_ms=elapsed_ms()
     )
-    return _judge(assemble(instance, placed.candidate, "capacity_only", certificate, digest), request.policy)
+    return _judge(assemble(instance, candidate, placement, certificate, digest), request.policy)
 
 
 def _judge(found: Plan, policy: str) -> Plan | PlanRefused:

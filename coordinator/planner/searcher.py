@@ -27,7 +27,7 @@ from coordinator.planner.twins import twins_of
 
 BEAM_WIDTH = 48
 PRICE_ROUNDS = 80
-REPRICE_ROUNDS = 24
+REPRICE_ROUNDS = 16
 SEARCH_NODES = 40
 """Larger fleets are searched on a shortlist. (Used-node sets are bits of one int64: at most 62.)"""
 
@@ -114,6 +114,8 @@ class Searcher:
     ) -> OrderedProblem:
         """The search problem of one mode under the prices known so far, or under none."""
         known = self.prices.get((mode.mode, period_us is not None)) if priced else None
+        nodes, count = table.cost.shape[0], table.cost.shape[1]
+        self.budget.charge(count * (nodes * nodes * count // 2 + nodes**3))
         prices = np.zeros(len(self.spans.ids), dtype=np.int64) if known is None else known
         return OrderedProblem(
             cost=table.cost,
@@ -142,6 +144,7 @@ class Searcher:
                 return Outcome(INFINITE, first.lower)
         aim = min(upper, first.best)
         priced = price_nodes(table.cost, mode, aim, PRICE_ROUNDS if known is None else REPRICE_ROUNDS, known)
+        self.budget.charge(priced.work)
         if known is None or priced.bound < aim:
             self.prices[key] = priced.prices
         if priced.bound >= aim:
@@ -154,7 +157,7 @@ class Searcher:
         return Outcome(best.best, min(proof.lower, best.best), best.sequence, best.cuts)
 
     def _beam(self, problem: OrderedProblem, upper: int) -> Outcome:
-        return search(problem, upper, self.budget.aside(), width=BEAM_WIDTH)
+        return search(problem, upper, self.budget, width=BEAM_WIDTH)
 
 
 def _least_egress(mode: HopArrays) -> Matrix:

@@ -55,7 +55,7 @@ def _rank(
 
 
 def _orders(problem: OrderedProblem, best: int, searcher: Searcher) -> list[tuple[int, ...]]:
-    outcome = search(problem, best, searcher.budget.aside(), width=TIE_WIDTH, ties=True)
+    outcome = search(problem, best, searcher.budget, width=TIE_WIDTH, ties=True)
     found: list[tuple[int, ...]] = []
     for depth, level in enumerate(outcome.levels):
         if depth + 1 < problem.minimum_stages:
