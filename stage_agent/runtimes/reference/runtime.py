@@ -26,6 +26,7 @@ from protocol.frame_envelope import FrameEnvelope, open_sealed
 from protocol.stage_frame import FrameKind, StageFrame
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure, same_layers
+from stage_agent.runtimes.reference.blas import use_one_thread
 from stage_agent.runtimes.reference.decoder import StageDecoder
 from stage_agent.runtimes.reference.generate import Generator
 from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted, OpenRequests
@@ -165,6 +166,7 @@ class ReferenceRuntime:
                 await self._send_all(await self._run(partial(self._worker.discard, frame)), envelope)
 
     def _read(self, assignment: StageAssignment, report: Report) -> StageWeights:
+        use_one_thread()
         return read_stage(
             self._context.model_path(assignment),
             assignment.layer_start,

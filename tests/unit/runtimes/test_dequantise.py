@@ -1,5 +1,8 @@
 """Every element type the decoder reads gives the values that the gguf package gives."""
 
+import subprocess
+import sys
+
 import gguf
 import numpy as np
 import pytest
@@ -21,3 +24,18 @@ def test_values_equal_those_of_the_reference_package(kind: str) -> None:
     raw = np.ascontiguousarray(raw).view(np.uint8)
     expected = gguf.quants.dequantize(raw, quantisation)
     np.testing.assert_array_equal(dequantise(raw.reshape(-1), kind, rows, columns), expected.reshape(rows, columns))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy may come with another matrix library")
+def test_the_matrix_library_of_numpys_own_wheels_can_be_kept_to_one_thread() -> None:
+    program = (
+        "import time, numpy as np\n"
+        "from stage_agent.runtimes.reference.blas import use_one_thread\n"
+        "assert use_one_thread() and use_one_thread()\n"
+        "a = np.ones((1500, 1500), np.float32)\n"
+        "wall, used = time.perf_counter(), time.process_time()\n"
+        "for _ in range(5): a @ a\n"
+        "wall, used = time.perf_counter() - wall, time.process_time() - used\n"
+        "assert used < 1.2 * wall + 0.05, (used, wall)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
