@@ -19,7 +19,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from protocol.codec import FrameReader, frame
+from protocol.codec import MAX_CONTROL_BYTES, MAX_GREETING_BYTES, FrameReader, frame
 from protocol.errors import WireError
 from protocol.quic.address import shown
 from protocol.quic.conditioner import ShapedLink
@@ -67,7 +67,7 @@ class QuicCarrier(QuicConnectionProtocol):
         self.connection_made(cast("asyncio.BaseTransport", _Outlet(self, send)))
         self._now_us = now_us
         self._dialled = dialled
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_GREETING_BYTES)
         self._pending_since_us: int | None = None
         self._typed = dialled
         self._shut = False
@@ -125,6 +125,10 @@ class QuicCarrier(QuicConnectionProtocol):
         self._shut = True
         self.transmit()
         self.close(reason_phrase=reason)
+
+    def trust(self) -> None:
+        """The peer is admitted: its frames may be as large as messages get."""
+        self._reader.limit = MAX_CONTROL_BYTES
 
     def keep_alive(self) -> None:
         """Make the path carry something in both directions (NAT bindings; server→client is black-holed otherwise)."""

@@ -47,6 +47,7 @@ class Joining:
             self._end("wrong_identity")
             return
         self.met = True
+        self._carrier.trust()  # the inviter, named by the token: its answer lists the mesh
         proof = join_proof(
             verifier_of(self._token.secret),
             mesh_id=self._token.mesh_id,

@@ -55,6 +55,9 @@ class Carrier(Protocol):
     def heard_us(self) -> int:
         """When anything at all last came from the peer."""
 
+    def trust(self) -> None:
+        """The peer is admitted: larger frames may come from now on."""
+
     def keep_alive(self) -> None:
         """Make the path carry something in both directions."""
 
@@ -298,6 +301,7 @@ class Session:
             self._write(host.greeting(self))
         self.state = State.OPEN
         self._deadline_us = None
+        self.carrier.trust()
         host.opened(self)
 
     def _open_message(self, message: Message, lane: Lane, size: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from protocol.codec import FrameReader, frame
+from protocol.codec import MAX_CONTROL_BYTES, MAX_GREETING_BYTES, FrameReader, frame
 from protocol.errors import WireError
 from protocol.quic.address import shown
 from protocol.quic.bulk import DelayLine
@@ -33,7 +33,7 @@ class TlsCarrier:
         self._writer = writer
         self._now_us = now_us
         self._idle_s = idle_s
-        self._frames = FrameReader()
+        self._frames = FrameReader(MAX_GREETING_BYTES)
         self._pending_since_us: int | None = None
         self._shut = False
         self._line: DelayLine | None = None
@@ -78,6 +78,10 @@ class TlsCarrier:
     def pending_since_us(self) -> int | None:
         """When the unfinished frame began."""
         return self._pending_since_us
+
+    def trust(self) -> None:
+        """The peer is admitted: its frames may be as large as messages get."""
+        self._frames.limit = MAX_CONTROL_BYTES
 
     def keep_alive(self) -> None:
         """Something for middle boxes and the peer's idle timer."""

@@ -274,7 +274,8 @@ def test_random_bytes_over_tcp_reach_nothing():
                 writer.write(os.urandom(400))
                 assert len(await reader.read(100)) < 100
                 writer.close()
-            await eventually(lambda: alpha.transport.counters.rejected["unadmitted"] == 5)
+            rejected = alpha.transport.counters.rejected
+            await eventually(lambda: rejected["unadmitted"] + rejected["tls_failed"] == 5)
             assert alpha.transport.table.strangers == 0
 
     run(main())

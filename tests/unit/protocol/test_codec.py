@@ -1,10 +1,14 @@
 """The codec: what it takes, what it refuses and how it says so."""
 
+import tracemalloc
+
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol import codec
-from protocol.codec import FrameReader, decode, decode_row, encode, encode_row, frame, unpack
+from protocol.codec import FrameReader, check_structure, decode, decode_row, encode, encode_row, frame, unpack
 from protocol.errors import WireError
 from protocol.messages import Gossip, GossipPush, Hello, Ping
 from protocol.rows import NodeRow, SignedRow
@@ -98,6 +102,41 @@ def test_deep_nesting_is_malformed_not_a_crash(depth):
 def test_a_declared_size_allocates_nothing(raw):
     with pytest.raises(WireError):
         unpack(raw)
+
+
+@pytest.mark.parametrize("head", [b"\xdc\xdc", b"\xde\xde", b"\xdd\x00\x00\xff", b"\xdf\x00\x00\x7f"])
+def test_nested_headers_cannot_make_the_unpacker_allocate_more_than_the_input_holds(head):
+    """2.5 kB of these took 0.28 s and hundreds of MB in the unpacker alone."""
+    raw = head * (3_000 // len(head))
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        unpack(raw)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats()
+        | st.text(max_size=300)
+        | st.binary(max_size=300),
+        lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=5), inner, max_size=20),
+        max_leaves=60,
+    )
+)
+def test_the_structure_check_lets_every_valid_document_pass_and_no_truncated_one(value):
+    raw = pack(value)
+    check_structure(raw)
+    for cut in {0, len(raw) // 2, len(raw) - 1} - {len(raw)}:
+        with pytest.raises(WireError):
+            check_structure(raw[:cut])
+    with pytest.raises(WireError):
+        check_structure(raw + b"\x00")
 
 
 @pytest.mark.parametrize("raw", [b"\xd4\x05a", b"\xd6\xff\x00\x00\x00\x00", pack({1: 2}), b"\xa2\xff\xfe"])

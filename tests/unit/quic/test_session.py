@@ -29,6 +29,7 @@ class Wire:
         self.datagrams = True
         self.frames, self.packets, self.shut_with = [], [], []
         self.held = 0
+        self.trusted = False
         self.begun_us = None
         self.sent_us = self.heard_us = now()
         self._now = now
@@ -45,6 +46,9 @@ class Wire:
 
     def pending_since_us(self):
         return self.begun_us
+
+    def trust(self):
+        self.trusted = True
 
     def keep_alive(self):
         pass
@@ -112,8 +116,10 @@ def test_the_accepting_side_says_nothing_until_it_has_judged_the_greeting():
     world = World()
     session, wire = world.session()
     assert wire.frames == []
+    assert not wire.trusted
     session.frame(encode(world.hello("peer")), "stream")
     assert len(wire.frames) == 1
+    assert wire.trusted
     assert world.kinds() == [PeerConnected]
 
 

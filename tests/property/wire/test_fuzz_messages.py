@@ -1,0 +1,118 @@
+"""Hostile envelopes against codec and session: no crash, no growth, every refusal counted by reason."""
+
+import gc
+import random
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from protocol.codec import FrameReader, decode, encode, frame
+from protocol.errors import WireError
+from protocol.quic.interface import REASONS, MessageReceived, PeerConnected
+from protocol.quic.session import State
+from tests.property.wire.hostile import hostile
+from tests.unit.quic.test_session import World
+
+FAST, LONG = 15_000, 700_000
+GROWTH_BYTES = 262_144
+
+
+def outcome(raw):
+    """What the codec makes of ``raw``; anything but a message or a ``WireError`` is a failure of the test."""
+    try:
+        message = decode(raw)
+    except WireError as error:
+        return error.reason if len(str(error)) < 600 else "long"
+    return "unknown" if message is None else "valid"
+
+
+def fuzz_codec(cases, seed):
+    die, seen = random.Random(seed), Counter()
+    for _ in range(cases):
+        seen[outcome(hostile(die))] += 1
+    assert set(seen) <= {"malformed", "version", "oversized", "unknown", "valid"}
+    return seen
+
+
+def test_the_codec_survives_hostile_envelopes():
+    seen = fuzz_codec(FAST, 1)
+    assert seen["malformed"] > FAST // 2
+    assert seen["valid"] > 0
+
+
+def test_frames_cut_anywhere_from_a_hostile_stream_are_whole_or_refused():
+    die, refused = random.Random(2), Counter()
+    for _ in range(400):
+        reader, whole = FrameReader(), [hostile(die) for _ in range(5)]
+        stream = b"".join(frame(raw) for raw in whole) + b"\xff" * 4
+        out = []
+        try:
+            while stream:
+                cut = die.randrange(1, 300)
+                out += reader.feed(stream[:cut])
+                stream = stream[cut:]
+        except WireError as error:
+            refused[error.reason] += 1
+        assert out == whole[: len(out)]
+    assert refused == {"oversized": 400}
+
+
+def fuzz_sessions(cases, seed):
+    die, done = random.Random(seed), 0
+    world = World(known=2)
+    while done < cases:
+        admitted = die.random() < 0.6
+        key = world.peer.public_key if admitted else world.third.public_key
+        session, wire = world.session(key=key, dialled=False)
+        if admitted and die.random() < 0.7:
+            session.frame(greeting(world), "stream")
+        for _ in range(die.randrange(1, 60)):
+            session.frame(hostile(die), die.choice(["stream", "datagram"]))
+            done += 1
+            world.time_us += die.randrange(5_000)
+            if session.state is State.CLOSED:
+                break
+        if not admitted:
+            assert all(b"hello" not in raw for raw in wire.frames), "a stranger never hears a greeting"
+            assert set(wire.shut_with) <= {"refused"}
+        received = [event for event in world.events if isinstance(event, MessageReceived)]
+        assert all(event.peer == world.peer.node_id for event in received)
+        assert all(event.peer == world.peer.node_id for event in world.events if isinstance(event, PeerConnected))
+        world.events.clear()
+        session.end("closed")
+    counters = world.table.counters
+    assert set(counters.rejected) | set(counters.dropped) <= REASONS
+    assert world.table.strangers == 0
+    assert not world.table.connected
+    return counters
+
+
+def greeting(world):
+
+    return encode(world.hello("peer"))
+
+
+def test_sessions_survive_hostile_messages_and_count_them():
+    counters = fuzz_sessions(6_000, 3)
+    assert counters.rejected["malformed"] > 100
+    assert counters.rejected["unadmitted"] > 0 < counters.rejected["hello_first"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3_600)
+def test_a_million_hostile_messages_leave_no_growth():
+    fuzz_codec(20_000, 10)
+    fuzz_sessions(5_000, 10)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    seen = Counter()
+    for part in range(10):
+        seen += fuzz_codec(LONG // 10, 100 + part)
+        fuzz_sessions(25_000, 100 + part)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    print(f"\n{LONG} envelopes {dict(seen)}, 250000 session messages, growth {grown} bytes")
+    assert grown < GROWTH_BYTES
