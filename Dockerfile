@@ -17,9 +17,10 @@ RUN cd / && /opt/stagemesh/bin/python /tmp/check_import_names.py \
     && /opt/stagemesh/bin/python -m compileall -q /opt/stagemesh/lib
 
 FROM ${PYTHON_IMAGE}
-RUN groupadd --system --gid 10001 stagemesh \
-    && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/stagemesh --shell /usr/sbin/nologin stagemesh \
-    && install -d -o 10001 -g 10001 -m 0700 /var/lib/stagemesh /var/cache/stagemesh
+# A new named volume takes owner and mode of the directory that it covers, so /invitations exists here too.
+RUN groupadd --gid 10001 stagemesh \
+    && useradd --no-create-home --uid 10001 --gid 10001 --home-dir /var/lib/stagemesh --shell /usr/sbin/nologin stagemesh \
+    && install -d -o 10001 -g 10001 -m 0700 /var/lib/stagemesh /var/cache/stagemesh /invitations
 COPY --from=build /opt/stagemesh /opt/stagemesh
 COPY --chmod=0755 deploy/container/entrypoint.sh /usr/local/bin/stagemesh-entrypoint
 ENV PATH=/opt/stagemesh/bin:$PATH \

@@ -33,6 +33,18 @@ class ApiListener:
         """``host:port`` for people and ``--node``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def reachable_address(self, node_addresses: tuple[str, ...]) -> str:
+        """What other machines should ask, as ``host:port``; empty when only this machine can.
+
+        Listening on all addresses, that is the host of the node's first own address (``host:port`` for peers).
+        """
+        here = ipaddress.ip_address(self.host.partition("%")[0])
+        if here.is_loopback:
+            return ""
+        if not here.is_unspecified:
+            return self.address
+        return f"{node_addresses[0].rpartition(':')[0]}:{self.port}" if node_addresses else ""
+
 
 def bind_api(settings: ApiSettings, *, token: str | None = None) -> ApiListener:
     """Bind ``api.host:api.port``.

@@ -16,7 +16,7 @@ from config.settings import ApiSettings
 from protocol.errors import AddressError, ConfigurationError, DaemonUnreachable, StagemeshError
 from stage_agent.api.app import build_app
 from stage_agent.api.commands import Drain, LockTopology, Pin, Refused, ServeModel, UnserveModel
-from stage_agent.api.server import bind_api, serve_api
+from stage_agent.api.server import ApiListener, bind_api, serve_api
 from stage_agent.cli import completion, doctor, operate, read
 from stage_agent.cli.client import ApiRefused, get_json, post_json, stream_events
 from tests.unit.api.pictures import PLAN, Remembering, ShownMesh, picture
@@ -99,6 +99,22 @@ def test_an_api_that_others_can_reach_needs_a_token():
     listener = bind_api(ApiSettings(host="::1", port=0))
     assert listener.address.startswith("[::1]:")
     listener.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "reachable"),
+    [
+        ("127.0.0.1", ("10.0.0.1:7946",), ""),
+        ("::1", ("10.0.0.1:7946",), ""),
+        ("0.0.0.0", ("gpu-box:7946", "10.0.0.1:7946"), "gpu-box:7947"),
+        ("::", ("[fd00::1]:7946",), "[fd00::1]:7947"),
+        ("0.0.0.0", (), ""),
+        ("10.0.0.9", ("10.0.0.1:7946",), "10.0.0.9:7947"),
+    ],
+)
+def test_others_are_told_an_address_that_they_can_ask(host, addresses, reachable):
+    with socket.socket() as unused:
+        assert ApiListener(unused, host, 7947).reachable_address(addresses) == reachable
 
 
 def test_the_server_leaves_the_signal_handlers_of_the_daemon_alone():
@@ -266,6 +282,15 @@ def test_the_local_daemon_is_where_the_configuration_says(monkeypatch):
     with daemon() as node:
         monkeypatch.setenv("STAGEMESH_API__PORT", node.rpartition(":")[2])
         assert command("status")[0] == 0
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_neighbour(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with daemon() as node:
+        assert command("status", "--node", node)[0] == 0
 
 
 def test_doctor_says_the_next_step_for_every_failure(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ def test_prometheus_discovers_the_mesh_from_one_node_with_the_token():
     assert job["job_name"] == "stagemesh"
     assert all(discovery["url"].endswith("/api/v1/targets") for discovery in job["http_sd_configs"])
     for part in (job, *job["http_sd_configs"]):
-        assert part["authorization"] == {"credentials_file": "/run/secrets/api-token"}
+        assert part["authorization"] == {"type": "Bearer", "credentials_file": "/run/secrets/api-token"}
     assert document("prometheus.yml")["rule_files"] == ["alerts.yml"]
 
 
