@@ -8,6 +8,7 @@ import typer
 
 from config.load import load_settings
 from config.log import set_up_logging
+from protocol.errors import StagemeshError
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +27,20 @@ def run(
     settings = load_settings(config)
     set_up_logging(settings.log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_node(settings))
+        try:
+            runner.run(run_node(settings))
+        except BaseExceptionGroup as group:
+            raise _cause(group) from None
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one fault of a person or peer in ``group``; the group itself when there is anything else in it."""
+    faults, others = group.split(StagemeshError)
+    while isinstance(faults, BaseExceptionGroup) and others is None:
+        if not isinstance(faults.exceptions[0], BaseExceptionGroup):
+            return faults.exceptions[0]
+        faults = faults.exceptions[0]
+    return group
 
 
 def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

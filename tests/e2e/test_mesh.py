@@ -3,6 +3,7 @@
 The tests of this module share one mesh and run in order: later ones kill what earlier ones looked at.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_all_agents_agree_on_coordinator_plan_and_epoch(live) -> None:
     stages = slot["plan"]["stages"]
     assert stages[0]["layer_start"] == 0
     assert stages[-1]["layer_end"] == slot["plan"]["model"]["layer_count"] == 28
-    assert all(a["layer_end"] == b["layer_start"] for a, b in zip(stages, stages[1:], strict=False))
+    assert all(a["layer_end"] == b["layer_start"] for a, b in itertools.pairwise(stages))
     assert all(stage["required_bytes"] <= stage["usable_bytes"] for stage in stages)
     assert slot["plan"]["placement"] == "performance_aware"
     assert {hop["basis"] for hop in slot["plan"]["hops"]} <= {"measured", "reverse"}
