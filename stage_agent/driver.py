@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import assert_never
 
 from coordinator.assignment import effects as decided
 from coordinator.coordinator import Coordinator
@@ -52,6 +52,7 @@ from stage_agent.clock import monotonic_us
 from stage_agent.documents import Published, published_from, published_message
 from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
+from stage_agent.narrator import Narrator
 from stage_agent.probes.suspend import SuspendMeter
 from stage_agent.stage import effects as staged
 from stage_agent.stage.agent import StageAgent
@@ -78,6 +79,7 @@ class Driver:
     store: StateStore
     book: MeshBook
     journal: Journal
+    narrator: Narrator
     wishes: Wishes
     publish_row: Callable[[int], list[told.Effect]]
     tasks: asyncio.TaskGroup
@@ -196,12 +198,12 @@ class Driver:
         """Show the present membership to the coordinator and the agent."""
         self._dirty_us = None
         members = self.membership.members(now_us)
-        facts = tuple(self._facts(member, now_us) for member in members.values())
+        facts = tuple(self._facts(member) for member in members.values())
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         self._serve_wishes(now_us)
 
-    def _facts(self, member: Member, now_us: int) -> MemberFacts:
+    def _facts(self, member: Member) -> MemberFacts:
         rtt = None if member.link is None or member.link.rtt is None else member.link.rtt.min_rtt_us
         return MemberFacts(
             row=member.row,
@@ -234,10 +236,8 @@ class Driver:
                     self.transport.dial(address, peer)
                 case told.CloseConnection(peer, reason):
                     self.transport.close(peer, reason if reason in {"revoked", "duplicate"} else "closed")
-                case told.MemberChanged(node_id, old, new, reason):
-                    name = self.name_of(node_id)
-                    text = f"{name} is {new or 'forgotten'}" + (f", was {old}" if old else "") + f" ({reason})"
-                    self.journal.tell("member_changed", text, node_id=node_id, state=new or "forgotten", reason=reason)
+                case told.MemberChanged(node_id, _, new):
+                    self.narrator.member(effect)
                     self.members_changed()
                     self._greet(node_id, new)
                 case told.AdmissionLearned(admission):
@@ -245,9 +245,8 @@ class Driver:
                         self.carry_membership(self.membership.spread_admission(admission, monotonic_us()))
                 case told.Rejected(_, reason):
                     self.journal.rejected[reason] += 1
-                case told.Conflict(node_id):
-                    text = f"two live processes use the identity of {self.name_of(node_id)}: stop one of them"
-                    self.journal.tell("identity_conflict", text, "error", node_id=node_id)
+                case told.Conflict():
+                    self.narrator.conflict(effect)
                 case _:
                     assert_never(effect)
 
@@ -265,15 +264,10 @@ class Driver:
                         self._state_retry_us = monotonic_us() + STATE_RETRY_US
                         return
                 case staged.Reply(peer, message):
-                    self._count_reply(message)
+                    self.narrator.reply(message)
                     self._send(peer, message)
                 case staged.Load():
-                    self.journal.tell(
-                        "stage_loading",
-                        _range_text("loading", effect.assignment.layer_start, effect.assignment.layer_end, effect.slot),
-                        slot=effect.slot,
-                        epoch=str(effect.ballot),
-                    )
+                    self.narrator.stage("stage_loading", "loading", str(effect.ballot), effect.assignment)
                     self.runner.load(effect)
                 case staged.Unload():
                     self.journal.tell(
@@ -281,12 +275,7 @@ class Driver:
                     )
                     self.runner.unload(effect)
                 case staged.ActivateRuntime():
-                    self.journal.tell(
-                        "stage_serving",
-                        _range_text("serving", effect.assignment.layer_start, effect.assignment.layer_end, effect.slot),
-                        slot=effect.slot,
-                        epoch=str(effect.ballot),
-                    )
+                    self.narrator.stage("stage_serving", "serving", str(effect.ballot), effect.assignment)
                     self.runner.activate(effect)
                 case staged.Count(kind):
                     self.journal.stale_frames[kind] += 1
@@ -307,10 +296,14 @@ class Driver:
                     document = None if plan is None else plan_document(plan)
                     self._publish_plan(Published(slot, ballot, generation, state, document))
                 case decided.Route(slot, node_id):
-                    text = f"requests of {slot} go to {self.name_of(node_id)}" if node_id else f"{slot} is not routable"
+                    text = (
+                        f"requests of {slot} go to {self.narrator.name_of(node_id)}"
+                        if node_id
+                        else f"{slot} is not routable"
+                    )
                     self.journal.tell("route", text, slot=slot, node_id=node_id or "")
                 case decided.Decided(decision):
-                    self._tell(decision)
+                    self.narrator.decision(decision)
                 case _:
                     assert_never(effect)
 
@@ -361,47 +354,6 @@ class Driver:
                 if published.ballot.node_id == self.node_id:
                     self.transport.send(node_id, published_message(published), "stream")
 
-    def _count_reply(self, message: Message) -> None:
-        match message:
-            case Promise():
-                self.journal.claims["promised"] += 1
-            case Nack(claim="prepare"):
-                self.journal.claims["refused"] += 1
-            case Ready():
-                self.journal.assignments["ready"] += 1
-            case Active():
-                self.journal.assignments["active"] += 1
-            case Nack():
-                self.journal.assignments["refused"] += 1
-            case _:
-                pass
-
-    def _tell(self, decision: decided.Decision) -> None:
-        self.journal.replans[decision.kind, "decided"] += 1
-        fields: dict[str, Any] = {
-            "slot": decision.slot,
-            "old_plan": decision.old_plan,
-            "new_plan": decision.new_plan,
-            "gain_us": decision.gain_us,
-            "cost_us": decision.cost_us,
-        }
-        self.journal.tell(f"plan_{decision.kind}", self.spoken(decision.reason), **fields)
-
-    def name_of(self, node_id: str) -> str:
-        """The node's name for people."""
-        member = self.membership.members().get(NodeId(node_id))
-        return member.row.name if member is not None else node_id[:8]
-
-    def spoken(self, text: str) -> str:
-        """``text`` with names for node ids."""
-        for node_id, member in self.membership.members().items():
-            text = text.replace(node_id, member.row.name)
-        return text
-
 
 def _is_due(moment_us: int | None, now_us: int) -> bool:
     return moment_us is not None and moment_us <= now_us
-
-
-def _range_text(verb: str, start: int, end: int, slot: str) -> str:
-    return f"{verb} layers [{start}, {end}) of {slot}"

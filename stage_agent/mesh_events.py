@@ -69,7 +69,9 @@ class MeshEvents:
                     self._book.seen(told)
             case seen.PeerDisconnected(peer, reason):
                 self._journal.tell(
-                    "peer_disconnected", f"lost the connection to {driver.name_of(peer)} ({reason})", node_id=peer
+                    "peer_disconnected",
+                    f"lost the connection to {driver.narrator.name_of(peer)} ({reason})",
+                    node_id=peer,
                 )
                 driver.carry_membership(membership.on_disconnected(peer, now_us))
                 driver.members_changed()
@@ -84,7 +86,7 @@ class MeshEvents:
                     "connection_refused", f"refused a connection from {address} ({reason})", "warning", reason=reason
                 )
             case seen.IdentityConflict(peer):
-                text = f"two live processes use the identity of {driver.name_of(peer)}: stop one of them"
+                text = f"two live processes use the identity of {driver.narrator.name_of(peer)}: stop one of them"
                 self._journal.tell("identity_conflict", text, "error", node_id=peer)
                 driver.carry_membership(membership.on_conflict(peer, now_us))
             case seen.AdmissionsLearned(admissions):

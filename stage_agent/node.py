@@ -42,6 +42,7 @@ from stage_agent.journal import Journal
 from stage_agent.library import ModelLibrary
 from stage_agent.mesh_book import MeshBook
 from stage_agent.mesh_events import MeshEvents
+from stage_agent.narrator import Narrator
 from stage_agent.notify import SystemdNotifier
 from stage_agent.operations import SERVED_SPACE, Operations
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
@@ -269,6 +270,7 @@ class _Parts:
             store=self.store,
             book=self.book,
             journal=self.journal,
+            narrator=Narrator(membership, self.journal),
             wishes=Wishes(self.library, who.node_id),
             publish_row=publish_row,
             tasks=tasks,

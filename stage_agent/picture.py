@@ -202,7 +202,7 @@ class Picture:
             routable=routable,
             participant_set_hash=participants or str((document or {}).get("participant_set_hash", "")),
             generation=0 if published is None else published.generation,
-            reason="" if reason is None else self.driver.spoken(f"{reason.kind}: {reason.reason}"),
+            reason="" if reason is None else self.driver.narrator.spoken(f"{reason.kind}: {reason.reason}"),
             active_age_us=None,
         )
 

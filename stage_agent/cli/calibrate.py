@@ -30,7 +30,7 @@ def calibrate_command(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.json", help="Measured runs, one object per run.")],
     *,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Only this engine, and take all runs for its.")
+        str | None, typer.Option("--profile", help="Only this engine. A file without runs of it is taken whole.")
     ] = None,
     hold: Annotated[
         list[str] | None, typer.Option("--hold", help="Keep this parameter of the profile (repeatable).")
@@ -74,7 +74,7 @@ def _chosen(
             raise ConfigurationError(
                 f"--profile {only}: there is no such profile; there are {', '.join(sorted(profiles))}"
             )
-        own = tuple(run for run in runs if run.measured_us is not None)
+        own = fitting_runs(runs, only) or tuple(run for run in runs if run.measured_us is not None)
         return [(only, own)] if own else []
     groups = [(name, fitting_runs(runs, name)) for name in sorted(profiles)]
     return [(name, own) for name, own in groups if any(run.measured_us is not None for run in own)]

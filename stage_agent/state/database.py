@@ -10,6 +10,7 @@ from pathlib import Path
 from protocol.errors import StateError
 from stage_agent.state.boot_file import write_durably
 from stage_agent.state.faults import database_fault, means_corrupt
+from stage_agent.state.wal import lost_transactions
 
 SCHEMA_VERSION = 1
 DATABASE_NAME = "state.db"
@@ -58,6 +59,8 @@ def connect(path: Path, boot_floor: int) -> sqlite3.Connection:
     os.close(descriptor)
     if header not in (b"", _HEADER):
         raise DamagedError  # SQLite would take a file of a few stray bytes for an empty one and overwrite it
+    if lost_transactions(path.with_name(f"{path.name}-wal")):
+        raise DamagedError
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
     try:
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
