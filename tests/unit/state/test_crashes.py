@@ -110,6 +110,27 @@ def test_a_torn_last_write_is_as_if_it_never_happened(tmp_path: Path) -> None:
             assert document["number"] >= 28
 
 
+@pytest.mark.parametrize(
+    "byte", [0, 9, 20, *(32 + frame * 4120 + byte for frame in (0, 25) for byte in (0, 9, 16, 1000))]
+)
+def test_a_damaged_log_is_amnesia_and_not_a_silent_return_to_older_promises(tmp_path: Path, byte: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(30):
+        process.stdout.readline()
+    process.kill()
+    process.communicate()
+    log = tmp_path / "state.db-wal"
+    content = bytearray(log.read_bytes())
+    assert len(content) > 40 * 4120
+    content[byte] ^= 0x40
+    log.write_bytes(content)
+    with StateStore.open(tmp_path) as store:
+        assert store.amnesia
+        assert (tmp_path / "state.db.corrupt-1.wal").read_bytes() == content
+        assert store.boot().boot_counter == 2
+
+
 def test_a_full_disk_refuses_the_write_in_one_line_and_keeps_what_was_there(tiny_disk: Path) -> None:
     with StateStore.open(tiny_disk) as store:
         store.boot()
