@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,19 @@ except StateError as error:
     assert store.get("space", "key")["number"] == written, "a failed write was visible"
     print(written, error)
 """
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose writer was killed after 30 acknowledged rounds; copy it."""
+    directory = tmp_path_factory.mktemp("crashed")
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(30):
+        process.stdout.readline()
+    process.kill()
+    process.communicate()
+    return directory
 
 
 @pytest.fixture
@@ -90,13 +104,8 @@ def test_a_process_killed_while_writing_has_lost_nothing_it_was_told_is_durable(
         assert store.boot().last_term in {number, number - 1}
 
 
-def test_a_torn_last_write_is_as_if_it_never_happened(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(30):
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
+def test_a_torn_last_write_is_as_if_it_never_happened(crashed: Path, tmp_path: Path) -> None:
+    shutil.copytree(crashed, tmp_path, dirs_exist_ok=True)
     log = tmp_path / "state.db-wal"
     whole = log.read_bytes()
     database = (tmp_path / "state.db").read_bytes()
@@ -113,13 +122,10 @@ def test_a_torn_last_write_is_as_if_it_never_happened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "byte", [0, 9, 20, *(32 + frame * 4120 + byte for frame in (0, 25) for byte in (0, 9, 16, 1000))]
 )
-def test_a_damaged_log_is_amnesia_and_not_a_silent_return_to_older_promises(tmp_path: Path, byte: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(30):
-        process.stdout.readline()
-    process.kill()
-    process.communicate()
+def test_a_damaged_log_is_amnesia_and_not_a_silent_return_to_older_promises(
+    crashed: Path, tmp_path: Path, byte: int
+) -> None:
+    shutil.copytree(crashed, tmp_path, dirs_exist_ok=True)
     log = tmp_path / "state.db-wal"
     content = bytearray(log.read_bytes())
     assert len(content) > 40 * 4120
