@@ -80,20 +80,26 @@ class Tally:
     """Compute time by node."""
     spans: list[Span] = field(default_factory=list)
     tokens_by_second: dict[int, float] = field(default_factory=dict)
-    """For drawing only: rounds that were skipped are spread evenly. Nothing after ``MAX_DRAWN_S``."""
+    """Only with ``draw``: rounds that were skipped are spread evenly. Nothing after ``MAX_DRAWN_S``."""
 
 
 class Engine:
     """Runs requests through one pipeline at a time. ``serve``, ``retime`` and ``interrupt`` change the outside."""
 
     def __init__(
-        self, arrivals: Arrivals, on_finished: Callable[[int], None] | None = None, *, skip: bool = True
+        self,
+        arrivals: Arrivals,
+        on_finished: Callable[[int], None] | None = None,
+        *,
+        skip: bool = True,
+        draw: bool = False,
     ) -> None:
         self.tally = Tally()
         self.now_us = 0
         self._arrivals = arrivals
         self._on_finished = on_finished
         self._skip = skip
+        self._drawing = draw
         self._pipeline: Pipeline | None = None
         self._hold: tuple[int, ...] = ()
         self._lanes = 0
@@ -146,11 +152,12 @@ class Engine:
 
     def fail_waiting(self) -> int:
         """Nothing will ever serve again: every request still here, and every one still to come, has failed."""
+        self._drop_waiting()
+        # a failed request of a closed loop sends its user's next one
         while self._arrivals.next_us is not None:
             self._advance(max(self.now_us, self._arrivals.next_us))
             self._arrive()
             self._drop_waiting()
-        self._drop_waiting()
         return self.tally.failed
 
     def _drop_waiting(self) -> None:
@@ -271,7 +278,8 @@ class Engine:
         """Deliver the token of the pass that ends now; whether the request is finished."""
         request.done_tokens += 1
         self.tally.tokens += 1
-        self._draw(self.now_us, self.now_us, 1)
+        if self._drawing:
+            self._draw(self.now_us, self.now_us, 1)
         if request.done_tokens == 1:
             request.first_token_us = self.now_us
         if request.done_tokens < request.output_tokens:
@@ -336,7 +344,8 @@ class Engine:
         for index, compute in enumerate(self._pipeline.decode.compute_us):
             self._busy[index] += rounds * len(lanes) * compute
         self.tally.tokens += rounds * len(lanes)
-        self._draw(now, now + shift, rounds * len(lanes))
+        if self._drawing:
+            self._draw(now, now + shift, rounds * len(lanes))
         self._advance(now + shift)
         self._last_round = None
 

@@ -77,7 +77,8 @@ def simulate(
     assert isinstance(scenario.problem, PlanningProblem)
     arrivals = Arrivals(scenario.traffic, random.Random(seed))  # noqa: S311 - a simulation, not a secret
     total = scenario.traffic.requests
-    engine = Engine(arrivals, None if on_progress is None else _throttled(on_progress, total), skip=skip_rounds)
+    report = None if on_progress is None else _throttled(on_progress, total)
+    engine = Engine(arrivals, report, skip=skip_rounds, draw=bool(scenario.events))
     operations = Operations(
         engine=engine,
         conditions=Conditions(scenario.problem),

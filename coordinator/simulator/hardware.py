@@ -110,13 +110,10 @@ def _at_peak(device: Device, peak_bytes_per_s: int | None) -> Device:
 
 @lru_cache(maxsize=4_096)
 def _words(text: str) -> frozenset[str]:
-    """Telling words of a device name: without vendor, memory sizes, core counts and spelled-out variants."""
-    main = re.sub(r"\(.*?\)", " ", text.lower().split(" / ")[0])
+    """Telling words of a device name: without vendor, bus, memory sizes, core counts and spelled-out variants."""
+    main = re.sub(r"\(.*?\)|\b\d+(/\d+)*\s?gb\b|\b\d+c\b", " ", text.lower().split(" / ")[0])
     words = re.findall(r"[a-z0-9+]+", main)
-    dropped = {"apple", "nvidia", "geforce", "amd", "intel", "the", "of", "same", "sxm", "sxm2", "pcie"}
-    return frozenset(
-        word for word in words if (word not in dropped and not re.fullmatch(r"\d+gb|\d+c|\d+", word)) or word == "5"
-    )
+    return frozenset(words) - {"apple", "nvidia", "geforce", "amd", "intel", "the", "of", "same", "sxm", "sxm2", "pcie"}
 
 
 def parse_hardware(devices_text: str, links_text: str) -> Hardware:
