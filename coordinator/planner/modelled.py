@@ -13,9 +13,9 @@ bisection: "TPOT ≤ V and period ≤ V / c" is one serial search whose spans ar
 from coordinator.planner.evaluate import evaluate
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
-from coordinator.planner.ordered import Budget
 from coordinator.planner.searcher import Choice, Searcher, searcher_for
 from coordinator.planner.span_costs import INFINITE, SCALE
+from coordinator.planner.states import Budget
 from coordinator.planner.ties import roomiest
 
 
@@ -129,7 +129,7 @@ def _least_value(searcher: Searcher, shape: Shape, streams: int, cap: int, upper
             if value <= middle:
                 high, refuted = value, False
                 continue
-        # nothing at or below the middle: proven, unless the budget ran out or the reply walked back
+        # nothing at or below the middle: proven, unless the budget ran out
         if low == proven and probe.best >= INFINITE and probe.lower >= limit:
             proven = middle + 1
         low = middle + 1

@@ -11,102 +11,24 @@ when it runs out, the states with the worst bounds are dropped and the least dro
 same input and budget therefore give the same answer on every machine.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
-from numpy.typing import NDArray
 
-from coordinator.planner.bounds import WalkBounds
 from coordinator.planner.cost import Matrix
-from coordinator.planner.span_costs import HOPELESS, INFINITE, SCALE, HopArrays
+from coordinator.planner.span_costs import HOPELESS, INFINITE
+from coordinator.planner.states import (
+    CHUNK_ELEMENTS,
+    Budget,
+    Level,
+    Mask,
+    OrderedProblem,
+    Outcome,
+    closed_by,
+    last_egress,
+    within_period,
+)
 
-CHUNK_ELEMENTS = 400_000
 LEVEL_WORK = 200_000
 """What a level costs whatever its size, in elements: the calls rather than the data."""
-Mask = NDArray[np.bool_]
-
-
-@dataclass
-class Budget:
-    """Work that may still be done, in matrix elements, and the states expanded. Shared by the searches of one call.
-
-    Beams and pricing are always allowed and charged all the same; when nothing is left, proofs stop.
-    """
-
-    left: int
-    expanded: int = 0
-
-    def charge(self, elements: int, states: int = 0) -> None:
-        """Account for work done."""
-        self.left -= elements
-        self.expanded += states
-
-
-@dataclass(frozen=True)
-class OrderedProblem:
-    """One shape and reply mode. ``must`` and ``starts`` carry the operator's wishes; indices are capacity order."""
-
-    cost: Matrix
-    hops: HopArrays
-    bounds: WalkBounds
-    twins: Matrix
-    """``twins[n]`` = the interchangeable node that must be used before n, or −1."""
-    starts: tuple[int, ...]
-    usable: Matrix
-    """Usable bytes per node."""
-    suffix: Matrix
-    """Bytes that the layers from each one on need."""
-    must: int = 0
-    minimum_stages: int = 1
-    period_limit_us: int | None = None
-    """Every stage with its egress hop stays within this; ``None`` = no limit."""
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return int(self.cost.shape[0])
-
-    @property
-    def state_work(self) -> int:
-        """Elements touched to expand one state: half a min-plus product and six passes over every possible child."""
-        count = int(self.cost.shape[1])
-        return count * count // 2 + 6 * count * self.nodes
-
-
-@dataclass
-class Level:
-    """States with equally many nodes, sorted by (first, used, last). ``open_cost`` is u, ``closed`` the cost after."""
-
-    first: Matrix
-    used: Matrix
-    last: Matrix
-    open_cost: Matrix
-    bound: Matrix
-    closed: Matrix | None = None
-    total: Matrix | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of states."""
-        return int(self.first.shape[0])
-
-    def subset(self, keep: Matrix | Mask) -> "Level":
-        """The states ``keep`` selects, in order."""
-        return Level(self.first[keep], self.used[keep], self.last[keep], self.open_cost[keep], self.bound[keep])
-
-
-@dataclass
-class Outcome:
-    """``best`` is the scaled cost of the best plan found (``INFINITE`` = none), ``lower`` a bound on any plan's.
-
-    ``levels`` keeps the states for ``ties``; ``sequence`` and ``cuts`` describe the plan.
-    """
-
-    best: int
-    lower: int
-    sequence: tuple[int, ...] = ()
-    cuts: tuple[int, ...] = ()
-    levels: list[Level] = field(default_factory=list)
 
 
 def search(
@@ -150,7 +72,8 @@ def _roots(problem: OrderedProblem, limit: int) -> Level:
     open_cost[:, 0] = 0
     spare = int(problem.bounds.prices.sum())
     bound = problem.bounds.gin[starts, starts, 0] + problem.bounds.prices[starts] - spare
-    level = Level(starts, np.left_shift(np.int64(1), starts), starts, open_cost, bound)
+    nobody = np.full_like(starts, -1)
+    level = Level(starts, np.left_shift(np.int64(1), starts), nobody, starts, open_cost, bound)
     return level.subset(bound < limit)
 
 
@@ -167,68 +90,15 @@ def _trim(level: Level, outcome: Outcome, affordable: int) -> Level:
 def _close(problem: OrderedProblem, level: Level) -> None:
     """Fill ``closed`` (the last node's stage ends at each layer) and ``total`` (it ends at the last layer and replies)."""
     every = np.arange(level.size)
-    level.closed = final = _closed(problem, level, every, np.zeros(level.size, dtype=np.int64))
+    level.closed = final = closed_by(problem, level, every, np.zeros(level.size, dtype=np.int64))
     if problem.period_limit_us is not None:
-        final = _closed(problem, level, every, last_egress(problem, level.first, level.last, level.used))
+        final = closed_by(problem, level, every, last_egress(problem, level.first, level.previous, level.last))
     level.total = _capped(final[:, -1] + problem.hops.final[level.last, level.first])
 
 
 def _capped(costs: Matrix) -> Matrix:
     capped: Matrix = np.where(costs >= HOPELESS, INFINITE, costs)
     return capped
-
-
-def _closed(problem: OrderedProblem, level: Level, rows: Matrix, egress_us: Matrix) -> Matrix:
-    """The vectors after the last stage of ``rows``, each leaving over a hop of ``egress_us``."""
-    out: Matrix = np.empty((rows.size, level.open_cost.shape[1]), dtype=np.int64)
-    last = level.last[rows]
-    keys = last if problem.period_limit_us is None else last * np.int64(2**46) + egress_us
-    _, heads, group = np.unique(keys, return_index=True, return_inverse=True)
-    for index, head in enumerate(heads):
-        members = np.flatnonzero(group == index)
-        matrix = within_period(problem, int(last[head]), int(egress_us[head]))
-        out[members] = min_plus(level.open_cost[rows[members]], matrix)
-    return out
-
-
-def within_period(problem: OrderedProblem, node: int, egress_us: int) -> Matrix:
-    """The node's span costs without the spans that, with their egress, exceed the period."""
-    cost: Matrix = problem.cost[node]
-    if problem.period_limit_us is None:
-        return cost
-    most = (problem.period_limit_us - egress_us) * SCALE + 1
-    return np.where(cost <= most, cost, INFINITE)
-
-
-def last_egress(problem: OrderedProblem, first: Matrix, last: Matrix, used: Matrix) -> Matrix:
-    """What the last stage waits for (µs); a single stage for nothing. Walking back: at least its cheapest step."""
-    table = problem.hops.last_egress
-    if problem.hops.mode == "walk_back":
-        inside = (used[:, None] >> np.arange(problem.nodes)[None, :]) & 1 == 1
-        inside[np.arange(last.size), last] = False
-        steps = np.where(inside, table[last], INFINITE).min(axis=1)
-        return np.where(steps < INFINITE, steps, 0)
-    return np.where(first == last, 0, table[last, first])
-
-
-def min_plus(vectors: Matrix, matrix: Matrix) -> Matrix:
-    """``out[i, b] = min over a of vectors[i, a] + matrix[a, b]``, capped at ``INFINITE``; looks at finite parts only."""
-    out: Matrix = np.full((vectors.shape[0], matrix.shape[1]), INFINITE, dtype=np.int64)
-    begins = np.flatnonzero((vectors.min(axis=0) < INFINITE) & (matrix.min(axis=1) < INFINITE))
-    if begins.size == 0:
-        return out
-    block = matrix[begins]
-    ends = np.flatnonzero(block.min(axis=0) < INFINITE)
-    if ends.size == 0:
-        return out
-    low, high = int(ends[0]), int(ends[-1]) + 1
-    block = np.ascontiguousarray(block[:, low:high])
-    chosen = np.ascontiguousarray(vectors[:, begins])
-    step = max(1, CHUNK_ELEMENTS // block.size)
-    for start in range(0, chosen.shape[0], step):
-        part = chosen[start : start + step, :, None] + block[None]
-        out[start : start + step, low:high] = np.minimum(part.min(axis=1), INFINITE)
-    return out
 
 
 def _record(problem: OrderedProblem, level: Level, stages: int, outcome: Outcome, limit: int) -> None:
@@ -279,14 +149,15 @@ def _offspring(problem: OrderedProblem, level: Level, rows: Matrix, heirs: Matri
     egress = _lead(problem, level.first[rows]), level.last[rows], heirs
     if problem.period_limit_us is not None:
         # only now, for the few that remain, look at the hop that each stage really leaves over
-        limited = _closed(problem, level, rows, problem.hops.egress[egress])
+        limited = closed_by(problem, level, rows, problem.hops.egress[egress])
         limited[closed >= INFINITE] = INFINITE
         estimate, closed = estimate + (limited - closed), limited
     open_cost = closed + problem.hops.arc[egress][:, None]
     open_cost[estimate >= limit] = INFINITE
     bound = estimate.min(axis=1)
     used = level.used[rows] | np.left_shift(np.int64(1), heirs)
-    children = Level(level.first[rows], used, heirs, open_cost, bound)
+    previous = level.last[rows] if problem.remembers else np.full_like(heirs, -1)
+    children = Level(level.first[rows], used, previous, heirs, open_cost, bound)
     return children if problem.period_limit_us is None else children.subset(np.flatnonzero(bound < limit))
 
 
@@ -298,19 +169,22 @@ def _lead(problem: OrderedProblem, first: Matrix) -> Matrix:
 def _merge(parts: list[Level]) -> Level:
     first = np.concatenate([part.first for part in parts])
     used = np.concatenate([part.used for part in parts])
+    previous = np.concatenate([part.previous for part in parts])
     last = np.concatenate([part.last for part in parts])
     open_cost = np.concatenate([part.open_cost for part in parts])
     bound = np.concatenate([part.bound for part in parts])
     if first.size == 0:
-        return Level(first, used, last, open_cost, bound)
-    order = np.lexsort((last, used, first))
-    first, used, last = first[order], used[order], last[order]
+        return Level(first, used, previous, last, open_cost, bound)
+    order = np.lexsort((previous, last, used, first))
+    first, used, previous, last = first[order], used[order], previous[order], last[order]
     fresh = np.ones(first.size, dtype=bool)
     fresh[1:] = (first[1:] != first[:-1]) | (used[1:] != used[:-1]) | (last[1:] != last[:-1])
+    fresh[1:] |= previous[1:] != previous[:-1]
     starts = np.flatnonzero(fresh)
     return Level(
         first[starts],
         used[starts],
+        previous[starts],
         last[starts],
         np.minimum.reduceat(open_cost[order], starts, axis=0),
         np.minimum.reduceat(bound[order], starts),
@@ -343,7 +217,7 @@ def _egress_of(problem: OrderedProblem, level: Level, state: int, later: list[in
         return 0
     row = np.array([state])
     if len(later) == 1:
-        return int(last_egress(problem, level.first[row], level.last[row], level.used[row])[0])
+        return int(last_egress(problem, level.first[row], level.previous[row], level.last[row])[0])
     lead = int(level.first[state]) if problem.hops.arc.shape[0] > 1 else 0
     return int(problem.hops.egress[lead, later[-1], later[-2]])
 
@@ -354,10 +228,12 @@ def parents(problem: OrderedProblem, above: Level, level: Level, state: int, lay
     rest = int(level.used[state]) & ~(1 << node)
     lead = first if problem.hops.arc.shape[0] > 1 else 0
     rows = np.flatnonzero((above.used == rest) & (above.first == first))
+    if problem.remembers:
+        rows = rows[above.last[rows] == level.previous[state]]
     assert above.closed is not None
     closed = above.closed[rows, layer]
     if problem.period_limit_us is not None:
-        closed = _closed(problem, above, rows, problem.hops.egress[lead, above.last[rows], node])[:, layer]
+        closed = closed_by(problem, above, rows, problem.hops.egress[lead, above.last[rows], node])[:, layer]
     reached = closed + problem.hops.arc[lead, above.last[rows], node]
     found = [int(row) for row in rows[reached == level.open_cost[state, layer]]]
     assert found, "a state without the state it came from"

@@ -8,12 +8,12 @@ from coordinator.planner.instance import Instance, prepare
 from coordinator.planner.locked import check_locked
 from coordinator.planner.memory import Shape, candidate_shapes
 from coordinator.planner.modelled import choose_interactive, choose_throughput, choose_unmodelled
-from coordinator.planner.ordered import Budget
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Placement, Plan, PlanRefused, SearchCertificate
 from coordinator.planner.problem import PlanningProblem
 from coordinator.planner.refusal import no_valid_topology, target_missed
 from coordinator.planner.searcher import searcher_for
+from coordinator.planner.states import Budget
 from coordinator.planner.validate import check_problem, missing_facts
 
 CAPACITY_ONLY: Placement = "capacity_only"

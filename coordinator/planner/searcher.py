@@ -12,7 +12,7 @@ from coordinator.planner.bounds import price_nodes, walk_bounds
 from coordinator.planner.cost import Matrix
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
-from coordinator.planner.ordered import Budget, OrderedProblem, Outcome, search
+from coordinator.planner.ordered import search
 from coordinator.planner.shortlist import Shortlist, shortlist
 from coordinator.planner.span_costs import (
     INFINITE,
@@ -23,6 +23,7 @@ from coordinator.planner.span_costs import (
     required_matrix,
     span_costs,
 )
+from coordinator.planner.states import Budget, OrderedProblem, Outcome
 from coordinator.planner.twins import twins_of
 
 BEAM_WIDTH = 48
@@ -70,6 +71,7 @@ class Searcher:
     twins: Matrix
     starts: tuple[int, ...]
     must: int
+    minimum_stages: int
     fleet: Shortlist | None
     prices: dict[tuple[str, bool], Matrix] = field(default_factory=dict)
 
@@ -102,6 +104,8 @@ class Searcher:
         """Span costs and memory of ``shape``, without spans that no successor could keep within the period."""
         required = required_matrix(self.instance, shape)
         cost = self.spans.at(required)
+        if max(self.minimum_stages, self.must.bit_count()) > 1:
+            cost[:, 0, -1] = INFINITE  # no single stage may even bound the others
         if period_us is not None:
             single = np.where(cost[:, 0, -1] <= period_us * SCALE + 1, cost[:, 0, -1], INFINITE)
             most = (period_us - _least_egress(mode)) * SCALE + 1
@@ -126,7 +130,7 @@ class Searcher:
             usable=self.spans.usable,
             suffix=table.required[:, -1].copy(),
             must=self.must,
-            minimum_stages=max(1, self.instance.problem.request.minimum_nodes),
+            minimum_stages=self.minimum_stages,
             period_limit_us=period_us,
         )
 
@@ -191,5 +195,6 @@ def searcher_for(instance: Instance, budget: Budget, *, pessimistic: bool = Fals
         twins=twins_of(instance, ids, modes),
         starts=tuple(range(len(ids))) if request.pin_stage0 is None else (ids.index(request.pin_stage0),),
         must=sum(1 << ids.index(node_id) for node_id in request.require_nodes),
+        minimum_stages=max(1, request.minimum_nodes),
         fleet=fleet,
     )

@@ -12,9 +12,10 @@ import numpy as np
 from coordinator.planner.cost import Matrix
 from coordinator.planner.instance import Candidate
 from coordinator.planner.memory import Shape
-from coordinator.planner.ordered import Level, OrderedProblem, Outcome, min_plus, parents, search
+from coordinator.planner.ordered import parents, search
 from coordinator.planner.searcher import Searcher
 from coordinator.planner.span_costs import INFINITE
+from coordinator.planner.states import Level, OrderedProblem, Outcome, min_plus
 
 ORDER_LIMIT = 128
 TIE_WIDTH = 1_024
