@@ -199,3 +199,9 @@ def test_a_refused_document_leaves_the_store_usable(tmp_path: Path) -> None:
             store.put("space", "nan", {"value": float("nan")})
         store.put("space", "key", {"value": 1})
         assert store.get("space", "key") == {"value": 1}
+
+
+def test_every_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    with StateStore.open(tmp_path) as store:
+        assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
