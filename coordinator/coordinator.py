@@ -43,6 +43,8 @@ TICK_US = 1_000_000
 class Coordinator:
     """One per node. Single-threaded; every input returns effects."""
 
+    slot_type: type[SlotCoordinator] = SlotCoordinator
+
     def __init__(
         self,
         *,
@@ -114,9 +116,9 @@ class Coordinator:
 
     def on_observed(self, slot: Slot, observation: Observation, now_us: int) -> list[Effect]:
         """Measured time per token and traffic of a running plan, for amortisation and roll-back."""
-        if slot in self._slots:
-            self._slots[slot].observed = observation
-        return self._advance(now_us)
+        known = self._slots.get(slot)
+        effects = [] if known is None else known.on_observed(observation, self._moment(known, now_us))
+        return self._noted(effects) + self._advance(now_us)
 
     def serve(self, models: tuple[ServedModelSpec, ...], now_us: int) -> list[Effect]:
         """The whole set of wishes, replacing the one before. A slot that is missing or serves another model is withdrawn."""
@@ -302,7 +304,7 @@ class Coordinator:
         return sorted(self._slots, key=lambda name: (-self._slots[name].spec.priority, name))
 
     def _new_slot(self, spec: ServedModelSpec) -> SlotCoordinator:
-        return SlotCoordinator(
+        return self.slot_type(
             spec,
             self_id=self._node_id,
             settings=self._settings,

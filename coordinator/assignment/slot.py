@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from coordinator.assignment.attempt import Attempt, AttemptFailed
+from coordinator.assignment.blame import far_below_predicted
 from coordinator.assignment.culprits import Culprits
 from coordinator.assignment.effects import (
     Decided,
@@ -48,6 +49,9 @@ CHECK_INTERVAL_US = 1_000_000
 class SlotCoordinator:
     """Owns one slot's plan while this node coordinates, and mirrors it from rows while it does not."""
 
+    attempt_type: type[Attempt] = Attempt
+    quantiser_type: type[SignalQuantiser] = SignalQuantiser
+
     def __init__(
         self,
         spec: ServedModelSpec,
@@ -71,7 +75,7 @@ class SlotCoordinator:
         self._campaign: Final = campaign
         self._next_request_id: Final = next_request_id
         self._culprits: Final = Culprits(settings.assignment)
-        self._quantiser: Final = SignalQuantiser()
+        self._quantiser: Final = self.quantiser_type()
         self._rejected: set[str] = set()
         self._term_persisted = False
         self._attempt_round: tuple[str, bool] = ("", False)
@@ -82,6 +86,7 @@ class SlotCoordinator:
         self._recheck_at_us: int | None = None
         self._check_at_us = 0
         self._baseline_tpot_us: int | None = None
+        self._raised = ""
 
     # ------------------------------------------------------------------ what others read
 
@@ -174,6 +179,17 @@ class SlotCoordinator:
         assert self.attempt is None or self.round is None, "planning and migrating at once"
         if self.attempt is not None:
             assert self.attempt.outcome is None, "a finished attempt was not taken note of"
+
+    def on_observed(self, observed: Observation, moment: Moment) -> list[Effect]:
+        """Measured speed and traffic of the running plan; far too slow is raised once per plan."""
+        self.observed, running = observed, self.running
+        if running is None or self._raised == str(running.ballot):
+            return []
+        text = far_below_predicted(running, observed, moment.view)
+        if text is None:
+            return []
+        self._raised = str(running.ballot)
+        return [self._decided(moment, "measured_far_below_predicted", text, old=running.plan_hash)]
 
     def withdraw(self, reason: str, moment: Moment) -> list[Effect]:
         """Stop serving everywhere: not wanted any more, or broken for too long."""
@@ -355,7 +371,7 @@ class SlotCoordinator:
         running, verdict = self.running, answer.verdict
         if concluded.need == "rollback" and running is not None:
             self._rejected.add(running.plan_hash)
-        self.attempt = Attempt(
+        self.attempt = self.attempt_type(
             slot=self.spec.slot,
             source=self.spec.source,
             ballot=self._campaign.next_ballot(),

@@ -5,6 +5,7 @@ python -m tests.simulation.ballot_chaos SEED        replays a seed and prints wh
 
 import sys
 
+from coordinator.assignment.commands import Exclude
 from tests.simulation.ballot_checkers import ViolationError
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Process, Variant, Weather
 
@@ -191,6 +192,10 @@ class Chaos:
         if victim is not None:
             mesh.log(f"{victim.node_id} is cloned")
             mesh.start(victim.node_id, clone=True)
+            other = mesh.random.choice([node_id for node_id in mesh.node_ids if node_id != victim.node_id])
+            clone = mesh.processes[victim.node_id][-1]
+            # The two see different meshes, so they want different plans.
+            mesh.run_in(clone, lambda: clone.carry(clone.coordinator.on_operator(Exclude(other), mesh.now_us)))
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from protocol.rows import NodeRow
 from stage_agent.stage import effects as stage
 
 if TYPE_CHECKING:
-    from tests.simulation.ballot_mesh import BallotMesh, Process
+    from tests.simulation.ballot_mesh import BallotMesh
+    from tests.simulation.ballot_process import Process
 
 
 class ViolationError(AssertionError):
@@ -153,6 +154,8 @@ class Checkers:
                 self.fail(1, f"{process.node_id} promised {self._promised[key]}, now {record.promised}")
             if record.last_active < self._active[key]:
                 self.fail(1, f"{process.node_id} was active at {self._active[key]}, now {record.last_active}")
+            if record.promised < self._said[key]:
+                self.fail(1, f"{process.node_id} said it promised {self._said[key]}, but knows only {record.promised}")
             self._promised[key], self._active[key] = record.promised, record.last_active
             if record.active is not None:
                 self._one_hash(spec.slot, record.active.ballot, record.active.plan_hash)

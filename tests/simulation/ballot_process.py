@@ -1,0 +1,359 @@
+"""One simulated node: both cores, a scripted runtime, and a small gossip model of what it knows of the others."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from coordinator.assignment.effects import ComputePlan, Decided, PersistTerm, Route, Send
+from coordinator.coordinator import Coordinator
+from coordinator.planner.planning import plan
+from coordinator.view import MemberFacts
+from protocol.codec import decode, encode
+from protocol.fencing import PlanEpoch
+from protocol.ids import Instance, NodeId, Slot
+from protocol.rows import DeviceFact, LinkFact, NodeRow
+from stage_agent.stage import effects as stage
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage.record import SlotRecord
+
+if TYPE_CHECKING:
+    from tests.simulation.ballot_mesh import BallotMesh
+
+SECOND = 1_000_000
+GIB = 2**30
+SUSPECT_US, DEAD_US = 3 * SECOND, 6 * SECOND
+HEARTBEAT_US = SECOND
+
+ELECTION = ElectionSettings(
+    settle_us=2 * SECOND, settle_max_us=6 * SECOND, backoff_max_us=6 * SECOND, sticky_us=5 * SECOND
+)
+ASSIGNMENT = AssignmentSettings(
+    load_deadline_min_us=20 * SECOND,
+    reply_timeout_us=SECOND,
+    replan_spacing_us=5 * SECOND,
+    culprit_backoff_us=3 * SECOND,
+    culprit_backoff_max_us=6 * SECOND,
+    withdraw_grace_us=30 * SECOND,
+)
+REPLAN = ReplanSettings(min_dwell_us=20 * SECOND)
+PLANNER = PlannerSettings(context_length=4096, parallel_lanes=1, search_budget_ms=2)
+
+
+@dataclass
+class Variant:
+    """What is built; tests replace one part by a broken one."""
+
+    coordinator: type[Coordinator] = Coordinator
+    agent: type[StageAgent] = StageAgent
+    row_is_newer: Callable[[NodeRow, NodeRow], bool] = lambda new, old: (
+        (new.boot_counter, new.seq)
+        > (
+            old.boot_counter,
+            old.seq,
+        )
+    )
+    blank_instances: bool = False
+    clones: bool = False
+    noise_milli: int = 30
+
+
+@dataclass
+class Weather:
+    """The network. Probabilities in thousandths; ``blocked`` are directed pairs of node ids."""
+
+    loss_milli: int = 0
+    duplicate_milli: int = 0
+    delay_us: int = 2_000
+    jitter_us: int = 2_000
+    crash_milli: int = 0
+    load_us: int = 2 * SECOND
+    load_failure_milli: int = 0
+    runtime_death_milli: int = 0
+    blocked: set[tuple[str, str]] = field(default_factory=set)
+
+
+class Disk:
+    """What survives a crash. Records go through their document form and JSON, as on a real disk."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.boots = 0
+        self.slots: dict[str, str] = {}
+
+    def restore(self) -> dict[Slot, SlotRecord]:
+        return {Slot(name): SlotRecord.from_document(json.loads(text)) for name, text in self.slots.items()}
+
+
+class Process:
+    """One start of one node: both cores, a scripted runtime, and what it knows of the others."""
+
+    def __init__(self, mesh: "BallotMesh", node_id: NodeId, disk: Disk, copy: int = 0) -> None:
+        self.mesh, self.node_id, self.disk, self.copy = mesh, node_id, disk, copy
+        disk.boots += 1
+        self.boot = disk.boots
+        self.seq = 0
+        self.instance = Instance(f"{mesh.random.getrandbits(128):032x}")
+        self.alive = True
+        self.frozen_until_us = 0
+        self.deferred: list[Callable[[], None]] = []
+        self.status = "running"
+        self.rows: dict[NodeId, NodeRow] = {}
+        self.shown: tuple[MemberFacts, ...] = ()
+        self.evidence_us: dict[NodeId, int] = {}
+        self.direct_us: dict[NodeId, int] = {}
+        self.instances_us: dict[NodeId, dict[str, int]] = {}
+        self.routes: dict[Slot, tuple[NodeId, PlanEpoch]] = {}
+        self.loads: dict[tuple[Slot, PlanEpoch], int] = {}
+        self.wake_us = -1
+        self.heartbeat_us = mesh.now_us + mesh.random.randrange(HEARTBEAT_US)
+        self.next_request = 0
+        ballot_instance = Instance("") if mesh.variant.blank_instances else self.instance
+        self.coordinator = mesh.variant.coordinator(
+            node_id=node_id,
+            instance=ballot_instance,
+            last_term=disk.term,
+            election=ELECTION,
+            assignment=ASSIGNMENT,
+            replan=REPLAN,
+            planner=PLANNER,
+            random=Random(f"{mesh.seed} {node_id} {self.boot} {copy}"),
+            now_us=mesh.now_us,
+        )
+        self.agent = mesh.variant.agent(
+            node_id=node_id,
+            instance=self.instance,
+            restored=disk.restore(),
+            usable_memory_bytes=mesh.usable_bytes(node_id),
+            settings=ELECTION,
+            now_us=mesh.now_us,
+        )
+        self.carry(self.coordinator.serve(mesh.specs, mesh.now_us))
+        self.look()
+
+    # -- what it says of itself and knows of others
+
+    def row(self) -> NodeRow:
+        mesh, base = self.mesh, self.mesh.bandwidth[self.node_id]
+        self.seq += 1
+        noise = mesh.variant.noise_milli
+        return NodeRow(
+            node_id=self.node_id,
+            public_key=b"k" * 32,
+            boot_counter=self.boot,
+            seq=self.seq,
+            instance=self.instance,
+            name=self.node_id,
+            version="1",
+            status=self.status,
+            detected_memory_bytes=mesh.memory[self.node_id],
+            devices=(
+                DeviceFact(
+                    name="cpu",
+                    kind="cpu",
+                    memory_bytes=mesh.memory[self.node_id],
+                    memory_bandwidth_bytes_per_s=base + base * mesh.random.randint(-noise, noise) // 1000,
+                    source="measured",
+                ),
+            ),
+            links=tuple(
+                LinkFact(target=peer, min_rtt_us=mesh.rtt_us, samples=9, first_age_us=20 * SECOND, last_age_us=1)
+                for peer in mesh.node_ids
+                if peer != self.node_id
+            ),
+            stages=self.agent.facts(mesh.now_us),
+            max_term=self.disk.term,
+        )
+
+    def members(self) -> tuple[MemberFacts, ...]:
+        facts = []
+        for node_id, row in sorted(self.rows.items()):
+            age = 0 if node_id == self.node_id else self.mesh.now_us - self.evidence_us[node_id]
+            state = "alive" if age < SUSPECT_US else "suspect" if age < DEAD_US else "dead"
+            if row.status == "left":
+                state = "left"
+            seen = [at for at in self.instances_us[node_id].values() if self.mesh.now_us - at < 10 * SECOND]
+            restarted = len(seen) > 1 and self.mesh.variant.clones
+            settled = node_id == self.node_id or self.mesh.now_us - self.direct_us.get(node_id, -(10**12)) < 30 * SECOND
+            facts.append(
+                MemberFacts(
+                    row=row, state=state, settled=settled, conflict=restarted, coordinator_rtt_us=self.mesh.rtt_us
+                )
+            )
+        return tuple(facts)
+
+    def hear(self, row: NodeRow, age_us: int, *, direct: bool) -> bool:
+        """Take in a row; true when something that matters to the coordinator changed."""
+        node_id, now_us = NodeId(row.node_id), self.mesh.now_us
+        if node_id == self.node_id and row.instance != self.instance:
+            self.instances_us.setdefault(node_id, {})[row.instance] = now_us
+            self.boot = max(self.boot, row.boot_counter)  # outlive a stranger's row of this id
+            self.seq = max(self.seq, row.seq)
+            return False
+        known = self.rows.get(node_id)
+        newer = known is None or self.mesh.variant.row_is_newer(row, known)
+        if newer or direct or known is not None:
+            self.evidence_us[node_id] = max(self.evidence_us.get(node_id, -(10**12)), now_us - age_us)
+        if direct:
+            self.direct_us[node_id] = now_us
+        if not newer:
+            return False
+        self.rows[node_id] = row
+        self.instances_us.setdefault(node_id, {})[row.instance] = now_us
+        self.mesh.checkers.row_taken(self, row, known)
+        return (
+            known is None or known.stages != row.stages or known.instance != row.instance or known.status != row.status
+        )
+
+    def look(self) -> None:
+        """Membership changed, or might have."""
+        if not self.alive:
+            return
+        now_us = self.mesh.now_us
+        self.hear(self.row(), 0, direct=True)
+        members = self.shown = self.members()
+        alive = frozenset(member.node_id for member in members if member.connected)
+        self.agent.on_members(alive)
+        self.carry(self.coordinator.on_members(members, now_us))
+
+    def beat(self) -> None:
+        """Tell everybody everything."""
+        self.heartbeat_us = self.mesh.now_us + HEARTBEAT_US
+        self.look()
+        ages = tuple((row, self.mesh.now_us - self.evidence_us[node_id]) for node_id, row in self.rows.items())
+        for peer in self.mesh.node_ids:
+            if peer != self.node_id:
+                self.mesh.send(self, peer, ("rows", ages))
+
+    # -- effects
+
+    def carry(self, effects: list[Any]) -> None:
+        mesh = self.mesh
+        for effect in effects:
+            if not self.alive:
+                return
+            if mesh.chance(mesh.weather.crash_milli):
+                if isinstance(effect, stage.Persist) and mesh.random.random() < 0.5:
+                    self.write(effect)
+                mesh.crash(self)
+                return
+            self.carry_one(effect)
+
+    def write(self, effect: stage.Persist) -> None:
+        self.disk.slots[effect.slot] = json.dumps(effect.record.to_document())
+
+    def carry_one(self, effect: Any) -> None:
+        mesh = self.mesh
+        mesh.checkers.effect(self, effect)
+        match effect:
+            case Send(peer, message) | stage.Reply(peer, message):
+                mesh.send(self, peer, encode(message))
+            case PersistTerm(term):
+                self.disk.term = max(self.disk.term, term)
+                self.later(1_000, lambda: self.carry(self.coordinator.on_term_persisted(term, mesh.now_us)))
+            case ComputePlan(request_id, _, problem):
+                self.later(
+                    20_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), mesh.now_us))
+                )
+            case Route(slot, node_id, ballot):
+                self.routes.pop(slot, None)
+                if node_id is not None:
+                    self.routes[slot] = (node_id, ballot)
+            case Decided(decision):
+                mesh.log(f"{self.node_id} {decision.kind}: {decision.reason}")
+            case stage.Persist():
+                self.write(effect)
+            case stage.Load(slot, ballot, assignment, reuse):
+                shared = None if reuse is None else self.loads.get((slot, reuse))
+                self.loads[slot, ballot] = mesh.next_load() if shared is None else shared
+                self.later(10_000 if shared is not None else mesh.load_time_us(), lambda: self.loaded(slot, ballot))
+                mesh.sizes[self.loads[slot, ballot]] = assignment.required_bytes
+            case stage.Unload(slot, ballot):
+                self.later(200_000, lambda: self.unloaded(slot, ballot))
+            case stage.ActivateRuntime(slot, ballot):
+                mesh.log(f"{self.node_id} activates {slot} {ballot}")
+
+    def later(self, delay_us: int, action: Callable[[], None]) -> None:
+        def run() -> None:
+            if self.alive:
+                self.mesh.run_in(self, action)
+
+        self.mesh.at(self.mesh.now_us + delay_us, run)
+
+    def loaded(self, slot: Slot, ballot: PlanEpoch) -> None:
+        if (slot, ballot) not in self.loads:
+            return
+        weather, now_us = self.mesh.weather, self.mesh.now_us
+        if self.mesh.chance(weather.load_failure_milli):
+            del self.loads[slot, ballot]
+            self.carry(self.agent.on_runtime(stage.LoadFailed(slot, ballot, "load_failed", "scripted"), now_us))
+            return
+        self.carry(self.agent.on_runtime(stage.Loaded(slot, ballot), now_us))
+        if self.mesh.chance(weather.runtime_death_milli):
+            self.later(self.mesh.random.randrange(20 * SECOND), lambda: self.die(slot, ballot))
+
+    def die(self, slot: Slot, ballot: PlanEpoch) -> None:
+        weights = self.loads.get((slot, ballot))
+        for label in [label for label, held in self.loads.items() if held == weights]:
+            del self.loads[label]
+            self.carry(self.agent.on_runtime(stage.RuntimeDied(*label, "scripted"), self.mesh.now_us))
+
+    def unloaded(self, slot: Slot, ballot: PlanEpoch) -> None:
+        self.loads.pop((slot, ballot), None)
+        self.carry(self.agent.on_runtime(stage.Unloaded(slot, ballot), self.mesh.now_us))
+
+    # -- inputs
+
+    def receive(self, sender: NodeId, payload: Any) -> None:
+        now_us = self.mesh.now_us
+        if isinstance(payload, bytes):
+            message: Any = decode(payload)
+            if message.type in {"promise", "nack", "stage_progress", "ready", "active"}:
+                self.carry(self.coordinator.on_reply(sender, message, now_us))
+            else:
+                before = self.agent.facts(now_us)
+                self.carry(self.agent.on_message(sender, message, now_us))
+                if self.alive and before != self.agent.facts(now_us):
+                    self.heartbeat_us = min(self.heartbeat_us, now_us + 100_000)
+        elif payload[0] == "rows":
+            changed = False
+            for row, age_us in payload[1]:
+                changed |= self.hear(row, age_us, direct=row.node_id == sender)
+            if changed:
+                self.look()
+        else:
+            self.frame(*payload[1:])
+
+    def request(self, slot: Slot) -> None:
+        """A client's request at stage 0."""
+        held = self.agent.record(slot).active
+        if held is None or held.assignment.stage_index != 0:
+            return
+        self.next_request = max(self.next_request, self.agent.record(slot).first_request_id) + 1
+        self.frame(slot, held.ballot, self.next_request, ())
+
+    def frame(self, slot: Slot, epoch: PlanEpoch, request_id: int, trail: tuple[Any, ...]) -> None:
+        verdict = self.agent.accept_frame(slot, epoch, request_id, None, self.mesh.now_us)
+        held = self.agent.record(slot).active
+        if not verdict.accepted or held is None:
+            return
+        part = held.assignment
+        trail = (*trail, (self.node_id, held.ballot, held.plan_hash, part.layer_start, part.layer_end))
+        if part.next:
+            self.mesh.send(self, NodeId(part.next), ("frame", slot, epoch, request_id, trail))
+        else:
+            self.mesh.checkers.completed(slot, trail)
+
+    def timer(self) -> None:
+        now_us = self.mesh.now_us
+        if now_us >= self.heartbeat_us:
+            self.beat()
+        self.carry(self.agent.on_timer(now_us))
+        if self.alive:
+            self.carry(self.coordinator.on_timer(now_us))
+
+    def deadline(self) -> int:
+        due = [self.heartbeat_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.mesh.now_us)]
+        return min(moment for moment in due if moment is not None)
