@@ -1,5 +1,6 @@
 """Every file of the corpus says why it exists and is planned and executed as it expects."""
 
+import itertools
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_every_millisecond_of_round_trip_is_paid_once_per_hop(nodes: int) -> Non
         for rtt in range(0, 31, 5)
     ]
     assert all(time is not None for time in times)
-    steps = [after - before for before, after in zip(times, times[1:], strict=False)]  # type: ignore[operator]
+    steps = [after - before for before, after in itertools.pairwise(times)]  # type: ignore[operator]
     assert steps == [5_000 * nodes] * 6
 
 
@@ -144,8 +145,10 @@ def test_an_observed_timing_is_a_floor_only_while_it_is_fresh_and_backed(
         "homogeneous-pair",
         (
             "[nodes.b]\n",
-            f"observed_decode_us_per_layer = 5000\nobserved_decode_samples = {samples}\n"
-            f"observed_decode_age_s = {age}\n[nodes.b]\n",
+            (
+                f"observed_decode_us_per_layer = 5000\nobserved_decode_samples = {samples}\n"
+                f"observed_decode_age_s = {age}\n[nodes.b]\n"
+            ),
         ),
     )
     layers = {stage.node_id: stage.layer_end - stage.layer_start for stage in planned(loaded).stages}

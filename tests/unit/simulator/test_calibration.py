@@ -252,7 +252,7 @@ def test_a_fitted_profile_survives_being_written_and_read(profiles: dict[str, Pr
     ],
 )
 def test_a_wrong_profile_says_what_is_missing(text: str, words: str) -> None:
-    with pytest.raises(ScenarioError, match="engine.toml") as caught:
+    with pytest.raises(ScenarioError, match=r"engine\.toml") as caught:
         parse_profile("engine", text)
     assert words in str(caught.value)
 
