@@ -72,6 +72,11 @@ def test_sparse_attention_caches_its_indexer_s_keys_too():
     assert rows(model) == [(512 + 64 + 128) * 2] * 2
 
 
+def test_an_indexer_beside_grouped_queries_is_cached_where_there_is_attention():
+    model = architecture_package("novel", 2, attention__head_count_kv=[2, 0], attention__indexer__key_length=128)
+    assert rows(model) == [ROW + 256, 0]
+
+
 @pytest.mark.parametrize(
     ("architecture", "full"),
     [

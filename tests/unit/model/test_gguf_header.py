@@ -53,7 +53,8 @@ def test_short_arrays_are_kept_and_long_ones_passed_over():
 
 
 def test_a_vocabulary_larger_than_the_window_is_passed_over_exactly():
-    words = [b"w" * (length % 700) for length in range(3000)]  # 1 MB: strings cross window borders in every way
+    words = [b"w" * (length % 700) for length in range(2998)]  # 1 MB: strings cross window borders in every way
+    words += [b"w" * (3 * WINDOW_BYTES), b"w" * 70_000]
     header = read(gguf_bytes({"tokenizer.ggml.tokens": array("str", words), "after": 42}))
     assert header.metadata == {"tokenizer.ggml.tokens": Skipped(3000), "after": 42}
 
@@ -106,6 +107,8 @@ HOSTILE = {
     "rows of 100 values, not whole Q4_K blocks": gguf_bytes({}, [TensorSpec("t", (100, 256), Q4_K)]),
     "at offset 16 is not aligned to 32": gguf_bytes({}, [TensorSpec("t", (4,), offset=16)]),
     "tensors 'a' and 'b' overlap": gguf_bytes({}, [TensorSpec("a", (64,)), TensorSpec("b", (8,), offset=0)]),
+    "tensors 'c' and 'd' overlap": gguf_bytes({}, [TensorSpec("c", (9,)), TensorSpec("d", (8,), offset=32)])
+    + bytes(64),
     "tensor 't' ends": gguf_bytes({}, [TensorSpec("t", (8,), offset=2**62)], with_data=False),
     "tensor 't' appears twice": gguf_bytes({}, [TensorSpec("t", (8,)), TensorSpec("t", (8,))]),
     "a tensor name of 1000 bytes": gguf_bytes({}, [TensorSpec("t" * 1000, (8,))]),
@@ -136,6 +139,21 @@ def test_a_header_longer_than_the_limit_is_refused_without_reading_it(monkeypatc
     monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", 4096)
     with pytest.raises(ModelError, match=r"runs past 4096 bytes"):
         read(gguf_bytes({"a": Raw(struct.pack("<IQ", 8, 10_000)), "b": 1}) + bytes(20_000))
+
+
+def test_the_budget_of_strings_is_for_all_arrays_together(monkeypatch):
+    monkeypatch.setattr(gguf_header, "MAX_SKIPPED_STRINGS", 5)
+    three = array("str", ["a", "b", "c"])
+    assert read(gguf_bytes({"x": three}))
+    with pytest.raises(ModelError, match=r"claims 3 strings in y, more than the 2"):
+        read(gguf_bytes({"x": three, "y": three}))
+
+
+def test_the_budget_of_kept_numbers_is_for_all_arrays_together(monkeypatch):
+    monkeypatch.setattr(gguf_header, "MAX_KEPT_ITEMS", 5)
+    assert read(gguf_bytes({"x": [1, 2, 3], "y": [4, 5, 6], "z": [7]})).metadata == {
+        "x": (1, 2, 3), "y": Skipped(3), "z": (7,),
+    }  # fmt: skip
 
 
 class Gigabytes:

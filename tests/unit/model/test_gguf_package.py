@@ -41,6 +41,10 @@ def test_tied_embeddings_are_charged_at_both_ends():
     assert package_.tied_embeddings
 
 
+def test_a_bias_of_the_head_alone_is_no_head():
+    assert model([*tensors(4, head=False), TensorSpec("output.bias", (100,))]).tied_embeddings
+
+
 def test_a_tensor_named_like_the_head_inside_a_block_is_not_the_head():
     specs = tensors(4, head=False, per_layer=[TensorSpec("attn_output.weight", (64, 64))])
     assert model(specs).tied_embeddings
@@ -57,6 +61,7 @@ EXPERTS = [
     TensorSpec("ffn_gate_inp.weight", (64, 8)),
     TensorSpec("ffn_up_exps.weight", (64, 30, 8), F32),
     TensorSpec("ffn_down_exps.weight", (32, 61, 8), Q8_0),
+    TensorSpec("ffn_down_exps.scale", (1,), F16),
     TensorSpec("ffn_up_shexp.weight", (64, 30), F32),
 ]
 
@@ -64,7 +69,7 @@ EXPERTS = [
 def test_a_token_streams_the_dense_part_the_shared_expert_and_its_share_of_the_experts():
     package_ = model(tensors(2, per_layer=EXPERTS), layers=2, expert_count=8, expert_used_count=3)
     dense = 64 * 64 * 4 + NORM + 64 * 8 * 4 + 64 * 30 * 4
-    experts = 64 * 30 * 8 * 4 + 61 * 8 * 34
+    experts = 64 * 30 * 8 * 4 + 61 * 8 * 34 + 2
     assert package_.layers[0].weight_bytes == dense + experts
     assert package_.layers[0].streamed_bytes == dense + -(-experts * 3 // 8)
     assert 0.3 < package_.active_weight_fraction < 0.6
@@ -79,8 +84,10 @@ def test_experts_stored_one_by_one_count_as_experts():
 def test_layers_may_differ_in_experts():
     specs = tensors(2, per_layer=EXPERTS)
     package_ = model(specs, layers=2, expert_count=[8, 8], expert_used_count=[2, 4])
-    experts = 64 * 30 * 8 * 4 + 61 * 8 * 34
-    assert package_.layers[1].streamed_bytes - package_.layers[0].streamed_bytes == experts // 4
+    experts = 64 * 30 * 8 * 4 + 61 * 8 * 34 + 2
+    assert package_.layers[1].streamed_bytes - package_.layers[0].streamed_bytes == -(-experts * 4 // 8) - -(
+        -experts * 2 // 8
+    )
 
 
 def test_an_unknown_number_of_used_experts_counts_all_of_them():
@@ -96,8 +103,8 @@ def test_more_used_experts_than_experts_are_refused():
 
 def test_a_gap_in_the_layer_indices_gives_every_layer_the_rounded_up_average():
     specs = [spec for spec in tensors(4, rows=[10, 20, 30, 41]) if not spec.name.startswith("blk.2.")]
-    package_ = model(specs)
-    total = (10 + 20 + 41) * 256 + 3 * NORM
+    package_ = model([*specs, TensorSpec("blk.3.scale", (1,), F16)])
+    total = (10 + 20 + 41) * 256 + 3 * NORM + 2
     assert [layer.weight_bytes for layer in package_.layers] == [-(-total // 4)] * 4
     assert package_.diagnostics == ("layer_weights_uniform_fallback",)
 
@@ -150,6 +157,17 @@ def test_an_absurd_fact_is_refused_by_its_key(key, value, words):
     with pytest.raises(ModelError) as caught:
         model(tensors(4), **{key.replace(".", "__"): value})
     assert words in str(caught.value)
+
+
+def test_sizes_beyond_2_to_the_53_are_refused():
+    with pytest.raises(ModelError, match=r"sizes beyond 2\^53 bytes"):
+        model(
+            tensors(16),
+            layers=16,
+            attention__head_count_kv=2**24,
+            attention__key_length=2**24,
+            attention__value_length=2**24,
+        )
 
 
 def test_a_file_without_an_architecture_is_refused():

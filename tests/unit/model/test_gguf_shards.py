@@ -2,6 +2,7 @@
 
 import pytest
 
+from coordinator.model import gguf_package
 from coordinator.model.gguf_header import MAX_TENSORS
 from coordinator.model.gguf_shards import shard_file_names
 from protocol.errors import ModelError
@@ -99,6 +100,16 @@ def test_any_shard_names_its_whole_set():
 def test_impossible_shard_numbers_are_refused(name):
     with pytest.raises(ModelError, match=r"is not possible"):
         shard_file_names(name)
+
+
+def test_shards_cannot_together_exceed_what_one_file_may_hold(monkeypatch):
+    shards = split_set(WHOLE[:4], WHOLE[4:])
+    monkeypatch.setattr(gguf_package, "MAX_TENSORS", 10)
+    with pytest.raises(ModelError, match=r"tiny-1.gguf: the shards hold more than the 10 tensors"):
+        package(shards)
+    monkeypatch.setattr(gguf_package, "MAX_HEADER_BYTES", 700)
+    with pytest.raises(ModelError, match=r"tiny-1.gguf: the shards' headers exceed 700 bytes"):
+        package(shards)
 
 
 def test_one_shard_cannot_hide_a_table_that_is_too_long():
