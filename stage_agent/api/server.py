@@ -61,7 +61,8 @@ def bind_api(settings: ApiSettings, *, token: str | None = None) -> ApiListener:
     family, kind, protocol, _, address = found[0]
     if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise ConfigurationError(
-            f"api.host {settings.host} can be reached from other machines: set api.token_file (or bind 127.0.0.1)"
+            f"api.host {settings.host} can be reached from other machines: set api.token_file "
+            "(under systemd: the credential api-token), or bind 127.0.0.1"
         )
     listener = socket.socket(family, kind, protocol)
     try:

@@ -55,7 +55,7 @@ def test_what_the_agent_relies_on_is_there():
         "StateDirectory=stagemesh",
         "CacheDirectory=stagemesh",
         "RestartPreventExitStatus=2",
-        "ExecReload=/bin/kill -HUP $MAINPID",
+        "ExecReload=/bin/sh -c 'kill -HUP ${MAINPID}'",
     ):
         assert line in lines
     assert any(line.startswith("Environment=") and "PYTHONSAFEPATH=1" in line for line in lines)
