@@ -31,7 +31,7 @@ from protocol.membership.effects import CloseConnection, Effect, Lane, MemberCha
 from protocol.membership.exchange import Exchange
 from protocol.membership.ground import Connection, Ground
 from protocol.membership.issuing import TICK_US, Issuer
-from protocol.membership.judge import Judge
+from protocol.membership.judge import KNOCK_US, Judge
 from protocol.membership.member import Member, member_of, own_member
 from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
@@ -121,6 +121,8 @@ class Membership:
         if entry is not None and entry.live:
             self._judge.heard(entry, now_us)
             ground.timers.set("probe", peer, now_us + ground.jitter(ground.settings.probe_interval_us // 4))
+        elif entry is not None:
+            ground.timers.set("knock", peer, now_us + KNOCK_US)
         return ground.drain(now_us)
 
     def on_moved(self, peer: NodeId, address: str, now_us: int, *, interface: str = "") -> list[Effect]:
@@ -364,6 +366,8 @@ class Membership:
                 self._dialler.learnt(entry, now_us)
             case "dial":
                 self._dialler.due(entry, now_us)
+            case "knock":
+                self._exchange.knock(entry, now_us)
             case "settle":
                 self._dialler.stable(entry.node_id)
             case "forget":
@@ -379,7 +383,7 @@ class Membership:
         entry = ground.table.forget(node_id)
         if entry is None:
             return
-        for kind in ("probe", "suspect", "forget", "confirm"):
+        for kind in ("probe", "suspect", "forget", "confirm", "knock"):
             ground.timers.cancel(kind, node_id)
         self._dialler.forget(node_id)
         ground.links.forget(node_id)

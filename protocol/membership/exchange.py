@@ -4,10 +4,11 @@ from protocol.ids import NodeId
 from protocol.membership.dissemination import NOTHING
 from protocol.membership.ground import Ground
 from protocol.membership.issuing import Issuer
-from protocol.membership.judge import Judge
+from protocol.membership.judge import KNOCK_US, Judge
 from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
+from protocol.membership.table import Entry
 from protocol.messages import DigestRequest, Gossip, GossipPush
 from protocol.rows import Accusation
 
@@ -39,6 +40,13 @@ class Exchange:
         ground.send(peer, GossipPush(gossip=gossip), "stream")
         if fresh and (ground.everyone_connects or ground.node_id < peer):
             ground.send(peer, self._records.digest(), "stream")
+
+    def knock(self, entry: Entry, now_us: int) -> None:
+        """A dead node is connected: perhaps a cut has healed under the connection. Say who is here and what is believed."""
+        ground = self._ground
+        if entry.state == "dead" and entry.node_id in ground.connections:
+            self.greet(entry.node_id, fresh=False)
+            ground.timers.set("knock", entry.node_id, now_us + KNOCK_US + ground.jitter(KNOCK_US))
 
     def gossip(self, sender: NodeId, gossip: Gossip, now_us: int) -> None:
         """Take in every item; each stands alone. Admissions first: rows may depend on them."""

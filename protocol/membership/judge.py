@@ -7,7 +7,7 @@ is dead, from removing healthy nodes, and what stops its accusations from being 
 (meshes larger than ``max_connections``) is hearsay acted upon, as in plain SWIM, and two mourners are needed.
 
 A suspect speaks up with a higher incarnation. The dead come back only by their own higher row and contact; for that they
-are told that they were declared dead as soon as they connect.
+are told that they were declared dead as soon as they connect, and again while the connection stands.
 """
 
 from protocol.ids import NodeId
@@ -19,6 +19,8 @@ from protocol.rows import Accusation, Refutation
 VERIFY_SPACING_US = 500_000
 """An accusation does not cause a probe if one was sent less than this ago."""
 ACCUSERS_KEPT = 8
+KNOCK_US = 3_000_000
+"""A dead node whose connection still stands is told so this often: two nodes may each believe the other dead."""
 
 
 class Judge:
@@ -102,6 +104,8 @@ class Judge:
         keep_us = ground.settings.tombstone_dead_us if state == "dead" else ground.settings.tombstone_left_us
         ground.timers.set("forget", entry.node_id, now_us + keep_us)
         ground.queue.drop("refutation", entry.node_id)
+        if state == "dead":
+            ground.timers.set("knock", entry.node_id, now_us + KNOCK_US)
 
     def returned(self, entry: Entry, now_us: int) -> None:
         """The rules of burial are met; the caller stored the higher row."""

@@ -117,16 +117,18 @@ class Prober:
     def confirm(self, entry: Entry, now_us: int) -> None:
         """A buried node showed a higher row by hearsay and is not connected here: can a helper reach it?"""
         ground = self._ground
-        helpers = [peer for peer in ground.connected_members() if peer != entry.node_id]
-        if entry.stash is None or not helpers or entry.node_id in ground.connections:
+        if entry.stash is None:
             return
+        ground.timers.set("confirm", entry.node_id, now_us + ground.settings.anti_entropy_interval_us)
+        if entry.node_id in ground.connections:
+            return
+        helpers = ground.connected_members()
         for helper in ground.random.sample(helpers, min(len(helpers), ground.settings.indirect_probes)):
             seq = self._seq()
             if len(self._confirms) >= CONFIRMS_MAX:
                 self._confirms.pop(next(iter(self._confirms)))
             self._confirms[seq] = Relay(helper, seq, entry.node_id, now_us + RELAY_US)
             ground.send(helper, PingRequest(seq=seq, target=entry.node_id), "stream")
-        ground.timers.set("confirm", entry.node_id, now_us + ground.settings.anti_entropy_interval_us)
 
     def due(self, entry: Entry, now_us: int) -> None:
         """The probe timer of a member fired."""

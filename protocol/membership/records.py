@@ -53,6 +53,8 @@ class Records:
     def offer(self, signed: SignedRow, sender: NodeId, now_us: int, *, vouched: bool = False) -> None:
         """Merge one row that ``sender`` passed on (or is the owner of); ``vouched``: contact was made through a helper."""
         ground = self._ground
+        if ground.table.holds(signed):
+            return
         try:
             label = label_of(signed)
         except WireError as error:
@@ -133,15 +135,7 @@ class Records:
 
     def digest(self, *, reply: bool = False) -> DigestRequest:
         """Everything known here, own row and admissions included."""
-        lines = [
-            RowVersion(
-                node_id=entry.node_id,
-                boot_counter=entry.known_version[0],
-                seq=entry.known_version[1],
-                dead=entry.state == "dead",
-            )
-            for entry in self._ground.table
-        ]
+        lines = [entry.digest_line() for entry in self._ground.table]
         if self._own.signed is not None:
             boot_counter, seq = self._own.version
             lines.append(RowVersion(node_id=self._ground.node_id, boot_counter=boot_counter, seq=seq))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from protocol.ids import NodeId
 from protocol.membership.effects import MemberState
 from protocol.membership.signing import Version
+from protocol.messages import RowVersion
 from protocol.rows import NodeRow, Refutation, SignedRow
 
 FLAPS_KEPT = 16
@@ -42,10 +43,19 @@ class Entry:
     stash: SignedRow | None = None
     suspected_us: int | None = None
 
-    @property
-    def version(self) -> Version:
-        """Of the stored row."""
-        return (self.row.boot_counter, self.row.seq)
+    version: Version = (0, 0)
+    line: RowVersion | None = None
+
+    def __post_init__(self) -> None:
+        self.version = (self.row.boot_counter, self.row.seq)
+
+    def digest_line(self) -> RowVersion:
+        """What a digest says of this node; built once per version."""
+        boot_counter, seq = self.known_version
+        dead, line = self.state == "dead", self.line
+        if line is None or line.seq != seq or line.boot_counter != boot_counter or line.dead != dead:
+            line = self.line = RowVersion(node_id=self.node_id, boot_counter=boot_counter, seq=seq, dead=dead)
+        return line
 
     @property
     def known_version(self) -> Version:
@@ -74,6 +84,7 @@ class NodeTable:
         self._max_members = max_members
         self._entries: dict[NodeId, Entry] = {}
         self._live: dict[NodeId, None] = {}
+        self._by_signature: dict[bytes, Entry] = {}
         self._floors: dict[NodeId, Version] = {stone.node_id: (stone.boot_counter, stone.seq) for stone in tombstones}
 
     def __contains__(self, node_id: str) -> bool:
@@ -88,6 +99,11 @@ class NodeTable:
     def get(self, node_id: str) -> Entry | None:
         """The entry of a known node."""
         return self._entries.get(NodeId(node_id))
+
+    def holds(self, signed: SignedRow) -> bool:
+        """Exactly this row is stored, of a live member: nothing more to learn from it."""
+        entry = self._by_signature.get(signed.signature)
+        return entry is not None and entry.live and entry.signed.payload == signed.payload
 
     @property
     def live_count(self) -> int:
@@ -118,6 +134,7 @@ class NodeTable:
         node_id = NodeId(row.node_id)
         entry = Entry(node_id, signed, row, received_us=now_us, changed_us=now_us, incarnation=row.incarnation)
         self._entries[node_id] = entry
+        self._by_signature[signed.signature] = entry
         self._live[node_id] = None
         self._floors.pop(node_id, None)
         return entry
@@ -126,7 +143,10 @@ class NodeTable:
         """Store a higher row of a known node; its state is the caller's business."""
         assert (row.boot_counter, row.seq) > entry.version
         restarted = row.boot_counter > entry.row.boot_counter
+        self._by_signature.pop(entry.signed.signature, None)
+        self._by_signature[signed.signature] = entry
         entry.signed, entry.row, entry.received_us = signed, row, now_us
+        entry.version = (row.boot_counter, row.seq)
         entry.incarnation = row.incarnation if restarted else max(entry.incarnation, row.incarnation)
         if restarted:
             entry.refutation = None
@@ -157,6 +177,8 @@ class NodeTable:
     def forget(self, node_id: NodeId, *, keep_floor: bool = True) -> Entry | None:
         """Drop the entry; its version stays as a floor. At most ``max_members`` floors, the oldest goes first."""
         entry = self._entries.pop(node_id, None)
+        if entry is not None:
+            self._by_signature.pop(entry.signed.signature, None)
         self._live.pop(node_id, None)
         if entry is not None and keep_floor:
             self.keep_out(node_id, entry.known_version)
@@ -169,12 +191,14 @@ class NodeTable:
 
     def validate(self) -> None:
         """Invariants, for tests."""
-        assert len(self._entries) <= self._max_members
+        assert len(self._entries) == len(self._by_signature) <= self._max_members
         assert len(self._floors) <= self._max_members
         assert set(self._live) == {entry.node_id for entry in self if entry.live}
         for node_id, entry in self._entries.items():
             assert node_id == entry.node_id == entry.row.node_id
             assert node_id not in self._floors
+            assert entry.version == (entry.row.boot_counter, entry.row.seq)
+            assert self._by_signature[entry.signed.signature] is entry
             assert (entry.buried is not None) == (not entry.live), entry
             assert (entry.suspected_us is not None) == (entry.state == "suspect"), entry
             assert list(entry.flaps) == sorted(entry.flaps)

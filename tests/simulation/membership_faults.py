@@ -6,7 +6,8 @@ from random import Random
 
 from protocol.ids import NodeId
 from protocol.membership import MemberChanged
-from tests.simulation.membership_mesh import SECOND, Mesh, MembershipPort
+from protocol.messages import Gossip, GossipPush
+from tests.simulation.membership_mesh import SECOND, MembershipPort, Mesh
 
 TROUBLE_S = 90
 HEALED_S = 30
@@ -97,7 +98,32 @@ def faults(mesh: Mesh, random: Random) -> list[Callable[[], None]]:
     def suspend() -> None:
         network.suspend(random.choice(ids), random.randint(6, 60) * SECOND)
 
-    return [crash_and_restart, cut_one_way, split_both_ways, worse_weather, stall, suspend]
+    def replay() -> None:
+        """Somebody with a good memory tells everybody rows of a node, old and new, in its absence."""
+        subject = random.choice(mesh.numbers)
+        history = mesh.history[ids[subject]]
+        for number, port in list(mesh.ports.items()):
+            tellers = [other for other in mesh.ports if other not in {number, subject}]
+            if number != subject and history and tellers:
+                rows = tuple(random.sample(history[:-1], min(3, len(history) - 1))) + (history[-1],)
+                push = GossipPush(gossip=Gossip(rows=rows))
+                teller = ids[random.choice(tellers)]
+                port.carry_out(port.core.on_message(teller, push, port.now_us, lane="stream"))
+                mesh.network.after_event and mesh.network.after_event(port.name)
+
+    def crash_and_replay() -> None:
+        """A node that others had not heard lately dies, and its latest row is told afterwards."""
+        number = random.choice(mesh.numbers)
+        if number not in mesh.ports:
+            return
+        network.partition([ids[number]], ids)
+        network.at(network.now_us + 14 * SECOND, lambda: number in mesh.ports and mesh.crash(number))
+        network.at(network.now_us + 20 * SECOND, lambda: network.partition([ids[number]], ids, blocked=False))
+        for after_s in (22, 30):
+            network.at(network.now_us + after_s * SECOND, replay)
+        network.at(network.now_us + 40 * SECOND, lambda: restart(number))
+
+    return [replay, crash_and_replay, crash_and_restart, cut_one_way, split_both_ways, worse_weather, stall, suspend]
 
 
 def run_seed(seed: int) -> tuple[str, float]:
@@ -112,7 +138,9 @@ def run_seed(seed: int) -> tuple[str, float]:
     for _ in range(random.randint(4, 12)):
         at_us = mesh.network.now_us + random.randint(0, TROUBLE_S) * SECOND
         mesh.network.at(at_us, random.choice(kinds))
-    mesh.run(TROUBLE_S + 60)
+    mesh.run(TROUBLE_S + random.randint(0, 20))
+    while any(host.suspended for host in mesh.network.hosts.values()):
+        mesh.run(1)
     calm(mesh)
     seconds = mesh.run_until(mesh.converged, HEALED_S, step=0.5)
     assert seconds is not None, f"seed {seed} did not converge within {HEALED_S} s of healing"

@@ -1,7 +1,7 @@
 """A mesh of real membership cores on the simulated network, and what must hold after every event."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -89,7 +89,7 @@ class MembershipPort:
         self.core = Membership(
             node_id=self.who.node_id,
             public_key=self.who.public_key,
-            sign=self.who.sign,
+            sign=self._sign,
             verify=verify,
             settings=mesh.settings,
             link_settings=mesh.link_settings,
@@ -102,6 +102,12 @@ class MembershipPort:
         )
         if not mesh.codec:
             self.core._ground.open_row = mesh.open_row
+
+    def _sign(self, payload: bytes) -> bytes:
+        signature = self.who.sign(payload)
+        if not payload.startswith(b"stagemesh refutation"):
+            self.mesh.history[self.name].append(SignedRow(payload=payload, signature=signature))
+        return signature
 
     @property
     def now_us(self) -> int:
@@ -181,6 +187,7 @@ class Mesh:
         self.network = SimNetwork(seed, size_of or (len if codec else (lambda _: 100)))
         self.boots: Counter[int] = Counter()
         self.changes: list[Change] = []
+        self.history: defaultdict[NodeId, list[SignedRow]] = defaultdict(list)
         self.numbers = list(range(nodes))
         self.ids = [identity(number).node_id for number in self.numbers]
         self.admitted: set[NodeId] = set(self.ids)

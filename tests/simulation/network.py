@@ -353,10 +353,13 @@ class SimNetwork:
 
     def _lose(self, connection: Connection, end: str, peer: str) -> None:
         host = self.hosts[end]
+        if host.suspended:
+            self.at(self.now_us + 1_000_000, lambda: self._lose(connection, end, peer))
+            return
         connection.known_to.discard(end)
         if host.links.get(peer) is connection:
             del host.links[peer]
-            if host.port is not None and not host.suspended:
+            if host.port is not None:
                 self.note(f"lost {end} {peer}")
                 host.port.on_disconnected(peer, self.local(end))
                 self._done(end)

@@ -301,6 +301,19 @@ def test_both_halves_of_a_split_mesh_go_on_and_come_together_again() -> None:
     assert mesh.run_until(mesh.agreed, 30) is not None
 
 
+def test_two_nodes_that_hold_each_other_dead_over_a_standing_connection_make_it_up() -> None:
+    mesh = Mesh(2, 17).start_all()
+    mesh.run(10)
+    mesh.network.partition(mesh.ids, mesh.ids)
+    mesh.run(20)
+    assert (mesh.state(0, 1), mesh.state(1, 0)) == ("dead", "dead")
+    assert mesh.ids[1] in mesh.network.hosts[mesh.ids[0]].links
+    mesh.network.partition(mesh.ids, mesh.ids, blocked=False)
+    seconds = mesh.run_until(mesh.agreed, 30)
+    assert seconds is not None
+    assert seconds < 10
+
+
 def test_the_cable_is_tried_when_the_mesh_runs_over_slow_wifi() -> None:
     mesh = Mesh(2, 16)
     mesh.network.default.delay_us = 9_000
