@@ -23,7 +23,6 @@ from typing import Literal
 
 from coordinator.simulator.arrivals import Arrivals
 from coordinator.simulator.pipeline import PassTimes, Pipeline
-from coordinator.simulator.units import ceil_div
 
 FOREVER = 2**62
 MAX_SPANS = 4_000
@@ -169,20 +168,6 @@ class Engine:
     def idle(self) -> bool:
         """No request is here and none will come."""
         return self._in_system == 0 and self._arrivals.next_us is None
-
-    @property
-    def demand_milli(self) -> int:
-        """Share of the time so far, in thousandths, in which some request was being served."""
-        return 1_000 if self.now_us == 0 else self.serving_us * 1_000 // self.now_us
-
-    @property
-    def rebuild_us(self) -> int:
-        """What prefilling every request in service again would take, one after the other."""
-        if self._pipeline is None:
-            return 0
-        chunk = self._pipeline.chunk_tokens
-        tokens = sum(one.prompt_tokens + one.done_tokens for _, _, one in self._active)
-        return ceil_div(tokens, chunk) * self._pipeline.prefill(chunk).total_us
 
     def run_until(self, limit_us: int) -> None:
         """Advance to ``limit_us``, or to the end of the last request when that is earlier."""

@@ -13,7 +13,7 @@ from coordinator.simulator.conditions import Conditions
 from coordinator.simulator.engine import Engine
 from coordinator.simulator.operations import Operations, Planner
 from coordinator.simulator.outcome import Outcome, outcome_of
-from coordinator.simulator.replan_policy import ReplanPolicy, hysteresis
+from coordinator.simulator.replan_policy import ReplanPolicy, production_policy
 from coordinator.simulator.scenario import Scenario
 
 UNLIMITED_BYTES = 2**50
@@ -84,7 +84,7 @@ def simulate(
         conditions=Conditions(scenario.problem),
         plan=answer,
         planner=planner,
-        policy=policy or hysteresis(),
+        policy=policy or production_policy(),
         load_bytes_per_s=scenario.traffic.load_bytes_per_s,
     )
     operations.run(scenario.events)

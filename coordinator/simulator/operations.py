@@ -20,7 +20,7 @@ from coordinator.planner.problem import PlanningProblem
 from coordinator.simulator.conditions import Conditions
 from coordinator.simulator.engine import FOREVER, Engine
 from coordinator.simulator.pipeline import Pipeline, pipeline_of
-from coordinator.simulator.replan_policy import Decision, ReplanPolicy, Situation
+from coordinator.simulator.replan_policy import Decision, ReplanPolicy, Situation, repriced
 from coordinator.simulator.scenario_events import ColdStart, LinkChange, NodeDown, NodeUp, ScenarioEvent, Straggler
 
 SETTLE_US = AssignmentSettings().loss_replan_delay_us
@@ -251,17 +251,20 @@ class Operations:
             self._push(max(at_us + 1, decision.review_at_us), Review(self._generation))
 
     def _situation(self, at_us: int, candidate: Plan | None, *, broken: bool) -> Situation:
-        current = None if broken or self._pipeline is None else self._pipeline.decode.total_us
+        request = self.conditions.base.request
+        current = self.plan
+        if self._pipeline is not None:
+            decode, streams = self._pipeline.decode, min(request.concurrency, current.parallel_lanes)
+            current = repriced(current, decode.total_us, self._pipeline.period_us, streams)
         return Situation(
             now_us=at_us,
             active_since_us=self._active_since_us,
             broken=broken,
-            locked=self.conditions.base.request.locked is not None,
-            current_tpot_us=current,
-            candidate_tpot_us=None if candidate is None else self._priced(candidate).decode.total_us,
-            same_plan=candidate is not None and candidate.stages == self.plan.stages,
-            migration_us=0 if candidate is None else self._load_us(candidate) + self.engine.rebuild_us,
-            demand_milli=self.engine.demand_milli,
+            locked=request.locked is not None,
+            current=current,
+            candidate=candidate,
+            tokens=self.engine.tally.tokens,
+            load_bytes_per_s=self.load_bytes_per_s,
         )
 
     def _load_us(self, plan: Plan) -> int:

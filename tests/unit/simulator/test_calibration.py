@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import ReplanSettings
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.error_table import (
     BEGIN,
@@ -20,7 +19,6 @@ from coordinator.simulator.field_runs import FieldRun, parse_runs, profile_for
 from coordinator.simulator.fitting import Fit, UnderDetermined, fit_profile
 from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.profiles import Profile, parse_profile, profile_text
-from coordinator.simulator.replan_policy import Situation, hysteresis
 from coordinator.simulator.run_prediction import layer_counts, predict, solo_runs
 from coordinator.simulator.toml_table import ScenarioError
 from stage_agent.cli.scenario_files import full_profiles, hardware_priors
@@ -255,40 +253,6 @@ def test_a_wrong_profile_says_what_is_missing(text: str, words: str) -> None:
     with pytest.raises(ScenarioError, match=r"engine\.toml") as caught:
         parse_profile("engine", text)
     assert words in str(caught.value)
-
-
-def situation(**changes: object) -> Situation:
-    usual = Situation(
-        now_us=1_000_000_000, active_since_us=0, broken=False, locked=False, current_tpot_us=100_000,
-        candidate_tpot_us=80_000, same_plan=False, migration_us=10_000_000, demand_milli=1_000,
-    )  # fmt: skip
-    return replace(usual, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "words"),
-    [
-        ({}, "replace", "gains 20.0 %"),
-        ({"candidate_tpot_us": 91_000}, "keep", "below 10 %"),
-        ({"candidate_tpot_us": 90_000}, "replace", "gains 10.0 %"),
-        ({"same_plan": True}, "keep", "still the best"),
-        ({"locked": True}, "keep", "locked"),
-        ({"demand_milli": 10}, "keep", "moving costs"),
-        ({"active_since_us": 900_000_000}, "keep", "active for 300 s"),
-        ({"broken": True, "current_tpot_us": None}, "replace", "broken"),
-        ({"broken": True, "candidate_tpot_us": None}, "withdraw", "no other node"),
-        ({"broken": True, "locked": True}, "withdraw", "never replaced"),
-    ],
-)
-def test_a_plan_is_replaced_only_when_it_pays(changes: dict[str, object], kind: str, words: str) -> None:
-    decision = hysteresis(ReplanSettings())(situation(**changes))
-    assert decision.kind == kind
-    assert words in decision.reason
-
-
-def test_a_better_plan_that_must_wait_is_looked_at_again_when_the_dwell_is_over() -> None:
-    decision = hysteresis()(situation(active_since_us=900_000_000))
-    assert decision.review_at_us == 1_200_000_000
 
 
 def test_runs_are_shipped_as_published() -> None:
