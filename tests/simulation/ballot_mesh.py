@@ -35,6 +35,7 @@ class BallotMesh:
         self.bandwidth = {node_id: self.random.randint(10, 80) * 10**9 for node_id in self.node_ids}
         self.rtt_us = self.random.choice((300, 1_500, 8_000))
         self.sizes: dict[int, int] = {}
+        self.unsettled: set[NodeId] = set()
         self.specs = tuple(self._spec(number, slots) for number in range(slots))
         self.disks = {node_id: Disk() for node_id in self.node_ids}
         self.processes: dict[NodeId, list[Process]] = {node_id: [] for node_id in self.node_ids}

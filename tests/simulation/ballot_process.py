@@ -58,6 +58,10 @@ class Variant:
     blank_instances: bool = False
     clones: bool = False
     noise_milli: int = 30
+    election: ElectionSettings = ELECTION
+    assignment: AssignmentSettings = ASSIGNMENT
+    replan: ReplanSettings = REPLAN
+    planner: PlannerSettings = PLANNER
 
 
 @dataclass
@@ -115,10 +119,10 @@ class Process:
             node_id=node_id,
             instance=ballot_instance,
             last_term=disk.term,
-            election=ELECTION,
-            assignment=ASSIGNMENT,
-            replan=REPLAN,
-            planner=PLANNER,
+            election=mesh.variant.election,
+            assignment=mesh.variant.assignment,
+            replan=mesh.variant.replan,
+            planner=mesh.variant.planner,
             random=Random(f"{mesh.seed} {node_id} {self.boot} {copy}"),
             now_us=mesh.now_us,
         )
@@ -127,7 +131,7 @@ class Process:
             instance=self.instance,
             restored=disk.restore(),
             usable_memory_bytes=mesh.usable_bytes(node_id),
-            settings=ELECTION,
+            settings=mesh.variant.election,
             now_us=mesh.now_us,
         )
         self.carry(self.coordinator.serve(mesh.specs, mesh.now_us))
@@ -177,6 +181,7 @@ class Process:
             seen = [at for at in self.instances_us[node_id].values() if self.mesh.now_us - at < 10 * SECOND]
             restarted = len(seen) > 1 and self.mesh.variant.clones
             settled = node_id == self.node_id or self.mesh.now_us - self.direct_us.get(node_id, -(10**12)) < 30 * SECOND
+            settled = settled and node_id not in self.mesh.unsettled
             facts.append(
                 MemberFacts(
                     row=row, state=state, settled=settled, conflict=restarted, coordinator_rtt_us=self.mesh.rtt_us
