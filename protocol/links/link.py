@@ -20,7 +20,9 @@ DEGRADED_FLOOR_US = 1_000
 UNSURE_US = 30_000_000
 """A transfer is reported when it ends; samples younger than this are not yet called idle."""
 SHIFT_SPAN_US = 60_000_000
-LOADED_INTERVALS = 8
+LOADED_INTERVALS = 32
+JOIN_US = 1_000_000
+"""Transfers that follow each other this closely are one time under load."""
 NOTE_EVERY = 8
 """Samples between two looks at the yardstick."""
 
@@ -85,7 +87,10 @@ class Link:
         """A bulk transfer ended now. RTT samples taken meanwhile are samples under load."""
         self._bandwidth[direction].add(size, duration_us, limited_by, now_us)
         if duration_us >= self._settings.bandwidth_min_duration_us:
-            self._loaded.append((now_us - duration_us, now_us))
+            start_us = now_us - duration_us
+            if self._loaded and start_us <= self._loaded[-1][1] + JOIN_US:
+                start_us = min(start_us, self._loaded.pop()[0])
+            self._loaded.append((start_us, now_us))
             loaded = [
                 rtt
                 for at, rtt in self._window.recent(now_us - duration_us)
@@ -130,7 +135,8 @@ class Link:
         present = self._kinds(since_us, now_us)
         self._degraded = self._far_worse(present, None)
         recent = self._window.recent(since_us)
-        if recent[-1][0] - recent[0][0] >= SHIFT_SPAN_US * 3 // 4 and self._far_worse(present, self._path):
+        whole_minute = recent[-1][0] - recent[0][0] >= SHIFT_SPAN_US * 3 // 4
+        if whole_minute and self._far_worse(present, self._path, every=True):
             self._changes += 1
             self._changed_us = now_us
             self._yardstick.retire(self._path, Path(self._path.host, f"{self._path.interface}~before-{self._changes}"))
@@ -174,11 +180,15 @@ class Link:
                 kinds[any(start <= at_us <= end for start, end in self._loaded)].append(rtt_us)
         return kinds
 
-    def _far_worse(self, present: dict[bool, list[int]], path: Path | None) -> bool:
-        """Samples under load decide if there are any to compare, else idle ones."""
+    def _far_worse(self, present: dict[bool, list[int]], path: Path | None, *, every: bool = False) -> bool:
+        """The median (``every``: even the best) of the present samples against the best median of ``path`` or any path.
+
+        Samples under load decide if there are any to compare, else idle ones.
+        """
         for loaded in (True, False):
             now, then = median_us(present[loaded]), self._yardstick.reference_us(loaded, path)
             if now is not None and then is not None:
+                now = min(present[loaded]) if every else now
                 return now >= self._settings.degraded_factor * then and now - then >= DEGRADED_FLOOR_US
         return False
 

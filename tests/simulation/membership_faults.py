@@ -90,7 +90,7 @@ def faults(mesh: Mesh, random: Random) -> list[Callable[[], None]]:
         shape.delay_us = random.choice([100, 5_000, 80_000])
         shape.jitter_us = random.choice([0, 50_000, 300_000])
         shape.duplicate_milli = random.choice([0, 100])
-        shape.datagrams_blocked = random.random() < 0.2  # noqa: NPY002
+        shape.datagrams_blocked = random.random() < 0.2
 
     def stall() -> None:
         network.stall(random.choice(ids), random.randint(5, 10) * SECOND)
@@ -105,7 +105,7 @@ def faults(mesh: Mesh, random: Random) -> list[Callable[[], None]]:
         for number, port in list(mesh.ports.items()):
             tellers = [other for other in mesh.ports if other not in {number, subject}]
             if number != subject and history and tellers:
-                rows = tuple(random.sample(history[:-1], min(3, len(history) - 1))) + (history[-1],)
+                rows = (*tuple(random.sample(history[:-1], min(3, len(history) - 1))), history[-1])
                 push = GossipPush(gossip=Gossip(rows=rows))
                 teller = ids[random.choice(tellers)]
                 port.carry_out(port.core.on_message(teller, push, port.now_us, lane="stream"))

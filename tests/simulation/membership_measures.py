@@ -75,9 +75,7 @@ def settled_mesh(nodes: int, *, join_s: int, settle_s: int, seeds: int = 1) -> t
 
 def cost(mesh: Mesh, seconds: int) -> Cost:
     """Traffic of the next seconds."""
-    before = [
-        (t.datagrams, t.datagram_bytes, t.stream_messages, t.stream_bytes) for t in mesh.network.traffic.values()
-    ]
+    before = [(t.datagrams, t.datagram_bytes, t.stream_messages, t.stream_bytes) for t in mesh.network.traffic.values()]
     mesh.run(seconds)
     after = [(t.datagrams, t.datagram_bytes, t.stream_messages, t.stream_bytes) for t in mesh.network.traffic.values()]
     share = len(after) * seconds

@@ -33,8 +33,8 @@ def test_two_hundred_seeds_keep_every_invariant_and_tell_the_same_story_twice(st
 
 
 def test_the_watcher_finds_a_core_that_lets_hearsay_raise_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_the_grave(self: Records, entry: Entry, signed, row, sender, now_us, *, direct: bool) -> None:
-        original(self, entry, signed, row, sender, now_us, direct=True)
+    def at_the_grave(self: Records, *arguments, **_: bool) -> None:
+        original(self, *arguments, direct=True)
 
     original = Records._at_the_grave
     monkeypatch.setattr(Records, "_at_the_grave", at_the_grave)
@@ -52,9 +52,13 @@ def test_the_watcher_finds_a_core_that_takes_older_rows(monkeypatch: pytest.Monk
     original = NodeTable.replace_row
     monkeypatch.setattr(NodeTable, "replace_row", replace_row)
     monkeypatch.setattr(Records, "_worth_opening", lambda *_, **__: True)
-    monkeypatch.setattr(Records, "_higher", lambda self, entry, signed, row, *_, **__: replace_row(
-        self._ground.table, entry, signed, row, 0
-    ) if entry.live else None)
+    monkeypatch.setattr(
+        Records,
+        "_higher",
+        lambda self, entry, signed, row, *_, **__: (
+            replace_row(self._ground.table, entry, signed, row, 0) if entry.live else None
+        ),
+    )
     assert failing_seed() is not None
 
 

@@ -1,5 +1,7 @@
 """Failures that people reported of meshes in the field, replayed against the real cores."""
 
+import itertools
+
 import pytest
 
 from config.settings import LinkSettings, MembershipSettings
@@ -134,7 +136,7 @@ def test_a_lonely_node_tries_its_seed_for_ever_and_never_less_than_once_a_minute
     port = mesh.start(1)
     mesh.run(15 * 3600)
     times = [at_us for at_us, _ in port.dials]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert max(gaps) <= 64 * SECOND
     assert len(set(gaps)) > len(gaps) // 2, "dials are not jittered"
     mesh.start(0)
@@ -169,7 +171,7 @@ def test_a_dial_that_never_ends_is_given_up_and_repeated() -> None:
     mesh.run(15 * 60)
     port = mesh.ports[0]
     times = [at_us for at_us, dial in port.dials if dial.peer == mesh.ids[2]]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert len(times) > 15
     assert max(gaps) <= 64 * SECOND
 
