@@ -59,7 +59,7 @@ def open_model(path: str | Path, *, cache_type: CacheType = "f16", activation_va
     files = locate(Path(path))
     match files:
         case GgufFiles(shards):
-            sources = [(shard.name, FileSource(shard)) for shard in shards]
+            sources = [(str(shard), FileSource(shard)) for shard in shards]
             return package_gguf(
                 sources, files.name, cache_type=cache_type, activation_value_bytes=activation_value_bytes
             )
@@ -92,7 +92,7 @@ def tensor_extents(path: str | Path, layer_start: int, layer_end: int, first: bo
     files = locate(Path(path))
     match files:
         case GgufFiles(shards):
-            model, _ = read_gguf_model([(shard.name, FileSource(shard)) for shard in shards])
+            model, _ = read_gguf_model([(str(shard), FileSource(shard)) for shard in shards])
             tensors = [_gguf_tensor(shards[tensor.shard], tensor.entry) for tensor in model.tensors]
         case PackageFiles(directory):
             tensors = _package_tensors(directory, layer_start, layer_end, first=first, last=last)

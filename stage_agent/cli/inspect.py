@@ -104,10 +104,10 @@ def _summary(package: ModelPackage) -> Table:
     state = sum(layer.recurrent_bytes_per_sequence for layer in package.layers)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("weights in memory", _bytes(package.weight_bytes), _active(package))
-    tied = "a copy of the embeddings (tied) and the output norm" if package.tied_embeddings else "output norm and head"
+    tied = "embeddings again (tied), output norm" if package.tied_embeddings else "output norm and head"
     table.add_row("first stage adds", _bytes(package.shared_first_bytes), "embeddings")
     table.add_row("last stage adds", _bytes(package.shared_last_bytes), tied)
-    table.add_row("context", f"{package.native_context_length:,} tokens", "the longest the model was trained for")
+    table.add_row("context", f"{package.native_context_length:,} tokens", "the longest it was trained for")
     table.add_row(
         "attention cache",
         f"{_bytes(package.kv_bytes_per_token)} per token",
@@ -124,11 +124,8 @@ def _summary(package: ModelPackage) -> Table:
 
 def _active(package: ModelPackage) -> str:
     fraction = package.active_weight_fraction
-    if fraction >= 1:
-        words = "dense: all of it is read for every token"
-    else:
-        words = f"of the layers, {fraction:.1%} is read for a token"
-    return f"{words}; embeddings counted at both ends" if package.tied_embeddings else words
+    words = "dense" if fraction >= 1 else f"{fraction:.1%} of the layers read per token"
+    return f"{words}; tied embeddings count twice" if package.tied_embeddings else words
 
 
 def _layer_table(package: ModelPackage) -> Table:

@@ -123,6 +123,11 @@ def test_a_stated_pattern_wins():
     )
 
 
+def test_a_layer_without_a_cache_has_no_window():
+    model = architecture_package("gemma3", 2, attention__sliding_window=100, attention__head_count_kv=[0, 2])
+    assert windows(model) == [None, 100]
+
+
 def test_a_pattern_of_the_wrong_length_is_refused():
     with pytest.raises(ModelError, match=r"sliding_window_pattern has 3 entries for 4 layers"):
         architecture_package(
