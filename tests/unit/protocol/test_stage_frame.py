@@ -149,8 +149,10 @@ def test_more_than_256_logit_biases_are_refused_on_both_sides() -> None:
     raw = bytearray(frame.encode())
     assert len(raw) == 76 + 40 + 8 * 256
     struct.pack_into("<I", raw, 76 + 36, 257)
-    with pytest.raises(WireError):
-        decode_frame(bytes(raw) + b"12345678")
+    for content in (bytes(raw), bytes(raw) + b"12345678"):
+        with pytest.raises(WireError) as refused:
+            decode_frame(content)
+        assert refused.value.reason == "oversized"
     too_many = Sampling(logit_biases=tuple(LogitBias(token, 1.0) for token in range(257)))
     with pytest.raises(WireError):
         StageFrame(kind=FrameKind.DECODE, request_id=1, session_id=1, sampling=too_many).encode()

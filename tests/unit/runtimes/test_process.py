@@ -341,6 +341,21 @@ def test_nothing_is_left_when_the_agent_or_the_leash_is_killed(
         agent.communicate()
 
 
+def test_the_engine_dies_with_its_leash_even_while_the_agent_can_do_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "said"
+    command = [sys.executable, "-c", AGENT, str(file), "--stubborn", "1"]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        leash = int(agent.stdout.readline().split()[1])
+        os.kill(agent.pid, signal.SIGSTOP)
+        os.kill(leash, signal.SIGKILL)
+        assert until(lambda: gone(said(file)[0]["pid"]))
+    finally:
+        agent.kill()
+        agent.communicate()
+
+
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_children_of_an_engine_do_not_outlive_a_killed_leash(tmp_path: Path, loop: Loop) -> None:
     file = tmp_path / "said"

@@ -148,6 +148,31 @@ def test_frames_of_another_plan_or_from_another_node_change_nothing(model: Path)
     assert counters["dropped_stale_epoch"] == counters["dropped_wrong_sender"] == counters["dropped_truncated"] == 19
 
 
+def test_a_prediction_of_another_plan_or_of_an_earlier_step_is_not_taken(model: Path) -> None:
+    async def run() -> tuple[Generation, Chain]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
+
+            def tamper(source: str, _target: str, sealed: bytes) -> bytes:
+                envelope, frame = open_sealed(sealed)
+                if frame.kind is FrameKind.PREDICTION:
+                    wrong = replace(frame, current_token=1)
+                    chain.driver.on_frame(source, FrameEnvelope(LATER, "default").seal(wrong))
+                    chain.driver.on_frame(source, envelope.seal(replace(wrong, decode_step=frame.decode_step + 1)))
+                    chain.driver.on_frame(source, envelope.seal(replace(wrong, session_id=frame.session_id + 1)))
+                return sealed
+
+            chain.link.tamper = tamper
+            result = await chain.driver.generate(PROMPT, NEW_TOKENS)
+            await chain.stop()
+        return result, chain
+
+    result, chain = asyncio.run(run())
+    assert result.tokens == asyncio.run(generated(model, [(0, 6)])).tokens
+    assert chain.driver.counters["dropped_unawaited"] == 2 * NEW_TOKENS
+    assert chain.driver.counters["dropped_stale_epoch"] == NEW_TOKENS
+
+
 def test_a_repeated_frame_is_harmless(model: Path) -> None:
     async def run() -> Generation:
         async with asyncio.TaskGroup() as tasks:
