@@ -4,6 +4,7 @@ A path may be a GGUF file (any shard of a split one), a layer package's director
 checkpoint's directory, index, configuration or weight file. A directory with exactly one GGUF model is that model.
 """
 
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,10 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._size = path.stat().st_size
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{path}: not a regular file")
+            self._size = status.st_size
             with path.open("rb"):
                 pass
         except (OSError, ValueError) as error:

@@ -93,6 +93,12 @@ def test_a_file_without_permission_says_what_to_do(whole):
         open_model(whole)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match=r"pipe.gguf: not a regular file"):
+        open_model(tmp_path / "pipe.gguf")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
