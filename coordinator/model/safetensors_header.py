@@ -15,8 +15,8 @@ from coordinator.model.tensor_types import SAFETENSORS_TYPES, TensorType
 from protocol.errors import ModelError
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-MAX_HEADER_VALUES = 400_000
-"""About 57 000 tensors in one file; the largest known have 6 000."""
+MAX_HEADER_VALUES = 200_000
+"""About 28 000 tensors in one file; the largest known have 6 000."""
 MAX_DIMENSIONS = 8
 MAX_VALUES = 1 << 53
 
