@@ -167,9 +167,9 @@ class Coordinator:
         decided = Decided(Decision(now_us, slot, "operator", text))
         return self._noted([decided]) + self._advance(now_us)
 
-    def set_planner(self, planner: PlannerSettings, now_us: int) -> list[Effect]:
-        """Another planning policy: the participant hash changes with it, so every slot is considered again."""
-        self._settings = replace(self._settings, planner=planner)
+    def on_settings(self, planner: PlannerSettings, replan: ReplanSettings | None, now_us: int) -> list[Effect]:
+        """Plan by other defaults from now on (``replan`` ``None`` = as before); every slot is looked at again."""
+        self._settings = replace(self._settings, planner=planner, replan=replan or self._settings.replan)
         for slot in self._slots.values():
             slot.settings = self._settings
             slot.reconsider()

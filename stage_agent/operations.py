@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from config.settings import PlannerSettings
+from config.settings import PlannerSettings, ReplanSettings
 from coordinator.assignment.commands import Exclude as ExcludeNode
 from coordinator.assignment.commands import Lock, OperatorCommand
 from coordinator.assignment.commands import Pin as PinNode
@@ -14,28 +14,30 @@ from coordinator.planner.document import plan_document, refusal_document
 from coordinator.planner.explain import explain, explanation_document
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.planning import plan as compute_plan
-from coordinator.planner.problem import LockedStage, LockedTopology, PlanningProblem
+from coordinator.planner.problem import Calibration, LockedStage, LockedTopology, PlanningProblem
 from coordinator.view import ClusterView, MemberFacts, ProblemTerms, SignalQuantiser, build_problem
 from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
 from stage_agent.api import commands
 from stage_agent.api.commands import Accepted, AnyCommand, Refused
+from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.library import ModelLibrary
+from stage_agent.stage.agent import StageAgent
 
 SERVED_SPACE = "served"
 
 
 @dataclass(slots=True)
 class Operations:
-    """See ``CommandSink``. ``set_draining`` and ``request_stop`` are the daemon's own switches."""
+    """See ``CommandSink``."""
 
     driver: Driver
     planner: PlannerSettings
-    set_draining: Callable[[bool], None]
-    request_stop: Callable[[], None]
-    calibration: Callable[[], Any]
+    agent: StageAgent
+    switches: Switches
+    calibration: Calibration
     excluded: set[NodeId] = field(default_factory=set)
 
     async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901 - one line a command
@@ -50,13 +52,11 @@ class Operations:
             case commands.UnserveModel(slot=slot):
                 return self._unserve(Slot(slot))
             case commands.Drain():
-                self.set_draining(True)
-                return Accepted({"draining": True})
+                return self._drain(draining=True)
             case commands.Resume():
-                self.set_draining(False)
-                return Accepted({"draining": False})
+                return self._drain(draining=False)
             case commands.Leave():
-                self.request_stop()
+                self.switches.stop.set()
                 return Accepted({"leaving": True})
             case commands.Pin():
                 return self._pin(command)
@@ -68,6 +68,19 @@ class Operations:
                 return self._lock(command)
             case _:
                 assert_never(command)
+
+    def on_settings(self, planner: PlannerSettings, replan: ReplanSettings) -> None:
+        """The configuration was read again."""
+        self.planner = planner
+        self.driver.post(
+            lambda: self.driver.carry_coordinator(self.driver.coordinator.on_settings(planner, replan, monotonic_us()))
+        )
+
+    def _drain(self, *, draining: bool) -> Accepted:
+        self.switches.draining = draining
+        (self.agent.drain if draining else self.agent.resume)()
+        self.driver.post(self.driver.row_changed)
+        return Accepted({"draining": draining})
 
     # ------------------------------------------------------------------ models
 
@@ -165,7 +178,7 @@ class Operations:
         terms = ProblemTerms(
             model=package,
             planner=planner,
-            calibration=self.calibration(),
+            calibration=self.calibration,
             excluded={**left_out, **dict.fromkeys(excluded, "excluded")},
             pin_stage0=pin or None,
         )
@@ -199,7 +212,9 @@ class Operations:
     def _policy(self, command: commands.SetPolicy) -> Accepted | Refused:
         self.planner = self.planner.model_copy(update=command.model_dump(exclude_none=True))
         self.driver.post(
-            lambda: self.driver.carry_coordinator(self.driver.coordinator.set_planner(self.planner, monotonic_us()))
+            lambda: self.driver.carry_coordinator(
+                self.driver.coordinator.on_settings(self.planner, None, monotonic_us())
+            )
         )
         return Accepted({"policy": self.planner.model_dump(mode="json")})
 

@@ -21,6 +21,7 @@ from stage_agent.api.snapshot import (
     SlotView,
     StageView,
 )
+from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
@@ -48,7 +49,7 @@ class Picture:
     listen_address: str
     started_us: int
     settle_max_age_us: int
-    draining: bool = False
+    switches: Switches
 
     def snapshot(self) -> NodeSnapshot:
         """The present picture."""
@@ -67,7 +68,7 @@ class Picture:
             mesh_id=self.mesh_id,
             started_us=self.started_us,
             joined=True,
-            draining=self.draining,
+            draining=self.switches.draining,
             status_text=_status_text(coordination, members),
             listen_address=self.listen_address,
             members=views,

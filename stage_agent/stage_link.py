@@ -17,10 +17,9 @@ QUEUE_FRAMES = 256
 class BulkStageLink:
     """See ``runtimes.interface.StageLink``. A stream that breaks is opened again for the next frame."""
 
-    def __init__(self, transport: QuicTransport, node_id: NodeId, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, transport: QuicTransport, node_id: NodeId) -> None:
         self._transport = transport
         self._node_id = node_id
-        self._tasks = tasks
         self._writers: dict[str, BulkWriter] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.deliver: Callable[[NodeId, bytes], None] | None = None

@@ -28,7 +28,7 @@ def run(
     set_up_logging(settings.log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(run_node(settings))
+            runner.run(run_node(settings, lambda: load_settings(config)))
         except BaseExceptionGroup as group:
             raise _cause(group) from None
 

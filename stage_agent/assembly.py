@@ -1,0 +1,215 @@
+"""Puts one node together: cores, shells, and the driver between them. Nothing here runs yet, nothing decides."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import SystemRandom
+
+from config.settings import Settings
+from coordinator.coordinator import Coordinator
+from coordinator.planner.problem import Calibration
+from protocol.ids import Slot
+from protocol.membership.core import Membership
+from protocol.membership.effects import Effect as MembershipEffect
+from protocol.messages import Hello
+from protocol.quic.conditioner import Conditioner
+from protocol.quic.desk import AdmissionDesk
+from protocol.quic.endpoint import QuicTransport
+from protocol.quic.identity import Identity
+from protocol.signature import signature_is_genuine
+from stage_agent.clock import monotonic_us
+from stage_agent.driver import Driver
+from stage_agent.journal import Journal
+from stage_agent.library import ModelLibrary
+from stage_agent.mesh_book import MeshBook
+from stage_agent.mesh_events import MeshEvents
+from stage_agent.narrator import Narrator
+from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.stage.agent import StageAgent
+from stage_agent.stage.record import SlotRecord
+from stage_agent.stage_link import BulkStageLink
+from stage_agent.stage_runner import StageRunner
+from stage_agent.state.store import StateStore
+from stage_agent.wishes import Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that was judged before the node goes on the air."""
+
+    settings: Settings
+    identity: Identity
+    who: Identification
+    hardware: Hardware
+    book: MeshBook
+    store: StateStore
+    library: ModelLibrary
+    journal: Journal
+    calibration: Calibration
+    last_term: int
+
+
+@dataclass(slots=True)
+class Switches:
+    """What operators turn while the daemon runs."""
+
+    stop: asyncio.Event
+    draining: bool = False
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """One node, ready to run."""
+
+    driver: Driver
+    membership: Membership
+    coordinator: Coordinator
+    agent: StageAgent
+    transport: QuicTransport
+    runner: StageRunner
+
+
+def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
+    """Build the node. Must be called on the loop it will run on."""
+    settings, who = prepared.settings, prepared.who
+    conditioner = Conditioner(settings.quic.conditioner_file, own_id=who.node_id, own_name=who.name)
+    membership = _membership(prepared, conditioner)
+    events = MeshEvents(prepared.book, prepared.journal)
+    transport = _transport(prepared, conditioner, events)
+    coordinator = _coordinator(prepared)
+    agent = _agent(prepared)
+    link = BulkStageLink(transport, who.node_id)
+    runner = StageRunner(
+        settings=settings.runtime,
+        node_id=who.node_id,
+        tasks=tasks,
+        library=prepared.library,
+        link=link,
+        peer_address=events.address_of,
+        report=lambda event: driver.post(lambda: driver.on_runtime(event)),
+    )
+    driver = Driver(
+        node_id=who.node_id,
+        membership=membership,
+        coordinator=coordinator,
+        agent=agent,
+        transport=transport,
+        runner=runner,
+        store=prepared.store,
+        book=prepared.book,
+        journal=prepared.journal,
+        narrator=Narrator(membership, prepared.journal),
+        wishes=Wishes(prepared.library, who.node_id),
+        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, switches),
+        tasks=tasks,
+        planner_pool=pool,
+    )
+    events.attach(driver, membership, link, runner, agent)
+    transport.on_bulk = events.on_bulk
+    return Assembled(driver, membership, coordinator, agent, transport, runner)
+
+
+def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
+    settings, who = prepared.settings, prepared.who
+    return Membership(
+        node_id=who.node_id,
+        public_key=who.public_key,
+        sign=prepared.identity.sign,
+        verify=signature_is_genuine,
+        settings=settings.membership,
+        link_settings=settings.links,
+        random=SystemRandom(),
+        boot_counter=who.boot_counter,
+        instance=who.instance,
+        is_admitted=prepared.book.book.__contains__,
+        now_us=monotonic_us(),
+        seeds=tuple(prepared.book.seeds),
+        is_shaped=conditioner.is_shaped,
+    )
+
+
+def _transport(prepared: Prepared, conditioner: Conditioner, events: MeshEvents) -> QuicTransport:
+    settings, who, book = prepared.settings, prepared.who, prepared.book
+    return QuicTransport(
+        identity=prepared.identity,
+        settings=settings.quic,
+        listen=settings.listen,
+        admission=book.book,
+        mesh_id=book.book.mesh_id,
+        conditioner=conditioner,
+        events=events,
+        clock_us=monotonic_us,
+        hello=Hello(
+            mesh_id=book.book.mesh_id,
+            instance=who.instance,
+            boot_counter=who.boot_counter,
+            name=who.name,
+            version=who.version,
+            addresses=who.addresses,
+        ),
+        desk=AdmissionDesk(
+            identity=prepared.identity,
+            book=book.book,
+            state_dir=book.state_dir,
+            seeds=lambda: (*who.addresses, *book.seeds),
+        ),
+    )
+
+
+def _coordinator(prepared: Prepared) -> Coordinator:
+    settings, who = prepared.settings, prepared.who
+    return Coordinator(
+        node_id=who.node_id,
+        instance=who.instance,
+        last_term=prepared.last_term,
+        election=settings.election,
+        assignment=settings.assignment,
+        replan=settings.replan,
+        planner=settings.planner,
+        random=SystemRandom(),
+        now_us=monotonic_us(),
+        calibration=prepared.calibration,
+    )
+
+
+def _agent(prepared: Prepared) -> StageAgent:
+    settings, who = prepared.settings, prepared.who
+    return StageAgent(
+        node_id=who.node_id,
+        instance=who.instance,
+        restored={Slot(slot): SlotRecord.from_document(each) for slot, each in prepared.store.slots().items()},
+        usable_memory_bytes=usable_memory_bytes(prepared.hardware, settings.node),
+        now_us=monotonic_us(),
+        settings=settings.election,
+    )
+
+
+def _row_publisher(
+    prepared: Prepared,
+    membership: Membership,
+    coordinator: Coordinator,
+    agent: StageAgent,
+    runner: StageRunner,
+    switches: Switches,
+) -> Callable[[int], list[MembershipEffect]]:
+    """What the driver calls whenever something that the own row states may have changed."""
+
+    def publish(now_us: int) -> list[MembershipEffect]:
+        row = build_row(
+            prepared.who,
+            prepared.hardware,
+            prepared.settings.node,
+            draining=switches.draining,
+            leaving=switches.leaving,
+            degraded=("amnesia",) if prepared.store.amnesia else (),
+            stages=runner.timed(agent.facts(now_us)),
+            models=prepared.library.facts(),
+            serves=prepared.library.served,
+            max_term=coordinator.snapshot(now_us).term,
+            engine=prepared.settings.runtime.kind,
+        )
+        return membership.publish(row, now_us)
+
+    return publish
