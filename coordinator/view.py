@@ -131,8 +131,6 @@ class ProblemTerms:
     """Memory that other slots' plans use, per node."""
     locked: LockedTopology | None = None
     incumbent: tuple[str, ...] = ()
-    context_length: int | None = None
-    parallel_lanes: int | None = None
     pin_stage0: str | None = None
 
 
@@ -220,8 +218,8 @@ def _request(terms: ProblemTerms) -> PlanRequest:
         target_decode_tpot_us=round(planner.target_decode_tpot_ms * 1000),
         concurrency=planner.concurrency,
         minimum_nodes=terms.minimum_nodes,
-        context_length=terms.context_length or planner.context_length,
-        parallel_lanes=terms.parallel_lanes or planner.parallel_lanes,
+        context_length=planner.context_length,
+        parallel_lanes=planner.parallel_lanes,
         performance_aware=planner.performance_aware,
         pin_stage0=terms.pin_stage0 or planner.pin_stage0 or None,
         locked=terms.locked,

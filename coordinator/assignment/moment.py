@@ -59,9 +59,8 @@ def problem_terms(
     culprits: Mapping[NodeId, str],
     *,
     running: RunningPlan | None,
-    shape: RunningPlan | None,
 ) -> ProblemTerms:
-    """What the planner is asked; ``shape`` asks for exactly that split, context and lanes."""
+    """What the planner is asked for one slot."""
     excluded = {**moment.left_out, **culprits, **dict.fromkeys(moment.excluded, "excluded")}
     return ProblemTerms(
         model=spec.package,
@@ -70,9 +69,7 @@ def problem_terms(
         minimum_nodes=settings.election.minimum_nodes,
         excluded=excluded,
         held_bytes=moment.held_bytes,
-        locked=spec.locked if shape is None else shape.topology(),
+        locked=spec.locked,
         incumbent=() if running is None else running.nodes,
-        context_length=None if shape is None else shape.context_length,
-        parallel_lanes=None if shape is None else shape.lanes,
         pin_stage0=moment.pin_stage0 or None,
     )

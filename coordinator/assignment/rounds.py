@@ -68,9 +68,12 @@ class PlanningRound:
 
     def start(self) -> list[ComputePlan]:
         """The first questions."""
+        running = self.running
+        if self.need == "rollback" and running is not None and running.rollback is not None:
+            return [self._ask("candidate", self._locked(running.rollback.topology(), running.rollback))]
         effects = [self._ask("candidate", self.problem)]
-        if self.need == "changed" and self.running is not None:
-            effects.append(self._ask("current", self._locked(self.running.topology())))
+        if self.need == "changed" and running is not None:
+            effects.append(self._ask("current", self._locked(running.topology(), running)))
         return effects
 
     def owns(self, request_id: int) -> bool:
@@ -118,7 +121,8 @@ class PlanningRound:
         halfway = damped(current, candidate) if self._timings_only else None
         if halfway is None:
             return Conclusion(plan=candidate, verdict=verdict, current=current)
-        return [self._ask("damped", self._locked(halfway))]
+        assert self.running is not None
+        return [self._ask("damped", self._locked(halfway, self.running))]
 
     def _after_damping(self, judge_with: "Judgement") -> Conclusion:
         current, candidate, halfway = (self._answers[key] for key in ("current", "candidate", "damped"))
@@ -137,13 +141,13 @@ class PlanningRound:
         self._asked[request_id] = kind
         return ComputePlan(request_id, self._slot, problem)
 
-    def _locked(self, topology: LockedTopology) -> PlanningProblem:
-        assert self.running is not None
+    def _locked(self, topology: LockedTopology, shape: RunningPlan) -> PlanningProblem:
+        """Exactly this split with the context and lanes of ``shape``."""
         request = replace(
             self.problem.request,
             locked=topology,
-            context_length=self.running.context_length,
-            parallel_lanes=self.running.lanes,
+            context_length=shape.context_length,
+            parallel_lanes=shape.lanes,
             policy="best_effort",
         )
         return replace(self.problem, request=request)

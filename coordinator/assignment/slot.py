@@ -299,9 +299,8 @@ class SlotCoordinator:
             self._deferred = True
             return [self._decided(moment, "deferred", "a surviving stage's node is not settled yet")]
         self._check_at_us = now_us + CHECK_INTERVAL_US
-        rollback = self.running.rollback if self.running is not None and need == "rollback" else None
         culprits = self._culprits.current(now_us)
-        terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running, shape=rollback)
+        terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running)
         problem = build_problem(moment.view, terms, self._quantiser)
         participant_hash = participant_set_hash(problem)
         if need in {"initial", "broken"} and participant_hash == self._refused_hash:

@@ -36,6 +36,7 @@ class BallotMesh:
         self.rtt_us = self.random.choice((300, 1_500, 8_000))
         self.sizes: dict[int, int] = {}
         self.unsettled: set[NodeId] = set()
+        self.timings: dict[NodeId, int] = {}
         self.specs = tuple(self._spec(number, slots) for number in range(slots))
         self.disks = {node_id: Disk() for node_id in self.node_ids}
         self.processes: dict[NodeId, list[Process]] = {node_id: [] for node_id in self.node_ids}

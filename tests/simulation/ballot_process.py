@@ -14,7 +14,7 @@ from coordinator.view import MemberFacts
 from protocol.codec import decode, encode
 from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId, Slot
-from protocol.rows import DeviceFact, LinkFact, NodeRow
+from protocol.rows import DeviceFact, LinkFact, NodeRow, StageFact
 from stage_agent.stage import effects as stage
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.record import SlotRecord
@@ -167,9 +167,17 @@ class Process:
                 for peer in mesh.node_ids
                 if peer != self.node_id
             ),
-            stages=self.agent.facts(mesh.now_us),
+            stages=self.stages(),
             max_term=self.disk.term,
         )
+
+    def stages(self) -> tuple[StageFact, ...]:
+        """The agent's word, with the measured timing that the runtime adds to it."""
+        facts, timing = self.agent.facts(self.mesh.now_us), self.mesh.timings.get(self.node_id)
+        if timing is None:
+            return facts
+        measured = {"decode_us_per_layer": timing, "decode_samples": 300, "decode_age_us": 1}
+        return tuple(fact.model_copy(update=measured) if fact.state == "serving" else fact for fact in facts)
 
     def members(self) -> tuple[MemberFacts, ...]:
         facts = []

@@ -354,3 +354,53 @@ def test_measured_far_below_predicted_names_the_hop():
     chief.carry(chief.coordinator.on_observed(SLOT, Observation(tpot * 3, 200), made.now_us))
     (line,) = decided(made, "measured_far_below_predicted")
     assert "hop n0" in line
+
+
+def observe(made: BallotMesh, tpot_us: int, tokens: int = 1000) -> None:
+    chief = leader(made)
+    made.run_in(
+        chief, lambda: chief.carry(chief.coordinator.on_observed(SLOT, Observation(tpot_us, tokens), made.now_us))
+    )
+
+
+def cut(made: BallotMesh) -> int:
+    return slot(made).plan.stages[0].layer_end
+
+
+def split_by_measurement() -> tuple[BallotMesh, int]:
+    """Two equal nodes share 64 layers; then the first one's are measured to be slow, and only that changes."""
+    made = mesh({A: 8, B: 8}, 10, noise=0)
+    made.specs = (ServedModelSpec(SLOT, "/m", model(10, layers=64)),)
+    run(made, 330)
+    before = cut(made)
+    observe(made, slot(made).plan.modeled.decode_tpot_us)
+    made.timings = {slot(made).nodes[0]: 40_000}
+    return made, before
+
+
+def test_measured_timings_move_a_cut_half_way_and_then_the_rest():
+    made, before = split_by_measurement()
+    run(made, 60)
+    first, slow = cut(made), made.timings
+    for _ in range(3):
+        made.timings = {}  # a new range has no measurement at first
+        run(made, 30)
+        made.timings = slow
+        run(made, 330)
+    last = cut(made)
+    assert before > first > last
+    assert before - first <= (before - last) // 2 + 1
+
+
+def test_a_move_that_made_it_slower_is_rolled_back_and_not_tried_again():
+    made, before = split_by_measurement()
+    tpot = slot(made).plan.modeled.decode_tpot_us
+    run(made, 60)
+    moved = slot(made).plan.plan_hash
+    assert cut(made) < before
+    observe(made, tpot * 2)
+    run(made, 60)
+    assert cut(made) == before
+    assert decided(made, "rolled_back")
+    run(made, 900)
+    assert slot(made).plan.plan_hash != moved

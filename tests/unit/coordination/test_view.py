@@ -1,0 +1,108 @@
+"""From rows to the planner's input."""
+
+from dataclasses import replace
+
+from config.settings import PlannerSettings
+from coordinator.planner.memory import usable_bytes
+from coordinator.planner.participants import participant_set_hash
+from coordinator.view import ProblemTerms, SignalQuantiser, build_problem
+from protocol.ids import NodeId
+from protocol.rows import DeviceFact, ModelFact
+from tests.unit.coordination.builders import GIB, MODEL, ballot, link, member, serving, view
+
+
+def terms(**fields):
+    return ProblemTerms(model=MODEL, planner=PlannerSettings(), **fields)
+
+
+def built(cluster, quantiser=None, **fields):
+    return build_problem(cluster, terms(**fields), quantiser or SignalQuantiser())
+
+
+def test_only_connected_members_that_are_not_excluded_take_part():
+    cluster = view(member("a"), member("b", state="dead"), member("c", state="suspect"), member("d"))
+    problem = built(cluster, excluded={NodeId("d"): "draining"})
+    assert [node.node_id for node in problem.participants] == ["a", "c"]
+
+
+def test_the_best_devices_bandwidth_stands_for_the_node():
+    devices = tuple(
+        DeviceFact(name=name, kind="other", memory_bytes=1, memory_bandwidth_bytes_per_s=speed, source="measured")
+        for name, speed in (("cpu", 20), ("gpu", 900), ("igpu", None))
+    )
+    (node,) = built(view(member("a", devices=devices))).participants
+    assert (node.memory_bandwidth_bytes_per_s, node.bandwidth_source) == (900, "measured")
+
+
+def test_memory_that_other_slots_use_is_not_offered_again():
+    cluster = view(member("a", gib=10))
+    free = usable_bytes(built(cluster).participants[0])
+    left = usable_bytes(built(cluster, held_bytes={NodeId("a"): 3 * GIB}).participants[0])
+    assert left == free - 3 * GIB
+
+
+def test_links_become_edges_with_their_ages_and_estimates_are_left_out():
+    links = (link("b", 700, send_bytes_per_s=99), link("c", 1), link("a", 1))
+    cluster = view(
+        member("a", links=(*links[:1], links[1].model_copy(update={"estimated": True}), links[2])),
+        member("b"),
+        member("c"),
+    )
+    (edge,) = built(cluster).edges
+    assert (edge.source, edge.target, edge.rtt_us, edge.large_frame_bytes_per_s) == ("a", "b", 700, 99)
+    assert (edge.rtt_samples, edge.rtt_first_age_us, edge.rtt_last_age_us) == (9, 20_000_000, 1)
+
+
+def test_signals_of_a_node_whose_way_is_not_settled_are_marked_untrusted():
+    problem = built(view(member("a", settled=False), member("b", settled=False)))
+    assert [node.signals_trusted for node in problem.participants] == [True, False]
+    assert problem.participants[0].coordinator_rtt_us == 0
+
+
+def test_timings_and_cached_bytes_belong_to_this_very_model():
+    models = (ModelFact(digest=MODEL.digest, cached_bytes=7, missing_bytes=5, artifact_transfer=True),)
+    stages = (serving(ballot(1), 0, 8, decode_us_per_layer=40, decode_samples=9, decode_age_us=3),)
+    node = built(view(member("a", models=models, stages=stages))).participants[0]
+    assert (node.cached_bytes, node.missing_bytes, node.artifact_transfer) == (7, 5, True)
+    assert (node.observed_decode_us_per_layer, node.observed_decode_samples, node.observed_decode_age_us) == (40, 9, 3)
+    other = build_problem(
+        view(member("a", models=models, stages=stages)),
+        replace(terms(), model=replace(MODEL, digest="f" * 64)),
+        SignalQuantiser(),
+    ).participants[0]
+    assert (other.cached_bytes, other.observed_decode_us_per_layer) == (None, None)
+
+
+def test_noise_at_a_buckets_border_never_changes_the_hash_and_a_real_change_does():
+    quantiser, hashes = SignalQuantiser(), set()
+    for wobble in (0, 4, -4, 8, -8, 0):
+        cluster = view(
+            member("a", bandwidth=10**10 + wobble * 10**8, links=(link("b", 5_000 + wobble * 40),)), member("b")
+        )
+        hashes.add(participant_set_hash(built(cluster, quantiser)))
+    assert len(hashes) == 1
+    faster = view(member("a", bandwidth=10**10 * 12 // 10, links=(link("b", 5_000),)), member("b"))
+    assert participant_set_hash(built(faster, quantiser)) not in hashes
+
+
+def test_without_hysteresis_the_same_noise_flips_the_hash():
+    quantiser, hashes = SignalQuantiser(hold_milli=0), set()
+    for wobble in range(-8, 9):
+        cluster = view(member("a", bandwidth=10**10 + wobble * 10**8))
+        hashes.add(participant_set_hash(built(cluster, quantiser)))
+    assert len(hashes) > 1
+
+
+def test_a_signal_that_was_not_asked_for_is_forgotten():
+    quantiser = SignalQuantiser()
+    built(view(member("a", bandwidth=1000)), quantiser)
+    built(view(member("b")), quantiser)
+    assert built(view(member("a", bandwidth=1050)), quantiser).participants[0].memory_bandwidth_bytes_per_s == 1050
+
+
+def test_the_highest_term_of_any_row_is_known():
+    stages = (serving(ballot(9), 0, 8),)
+    assert (
+        view(member("a", max_term=4), member("b", stages=stages), member("c", state="dead", max_term=11)).max_term == 11
+    )
+    assert view(member("a", max_term=4), member("b", stages=stages)).max_term == 9
