@@ -113,7 +113,13 @@ class Checkers:
             return
         state = next(item for item in process.coordinator.snapshot(self.mesh.now_us).slots if item.slot == slot)
         serious = tuple(
-            (node.node_id, node.detected_memory_bytes, node.runtime_headroom_bytes, node.signals_trusted)
+            (
+                node.node_id,
+                node.detected_memory_bytes,
+                node.runtime_headroom_bytes,
+                node.signals_trusted,
+                node.observed_decode_us_per_layer,
+            )
             for node in problem.participants
         )
         key = (id(process), slot)
