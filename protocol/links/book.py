@@ -5,8 +5,8 @@ from collections.abc import Callable
 from config.settings import LinkSettings
 from protocol.ids import NodeId
 from protocol.links.bandwidth import Direction, LimitedBy
-from protocol.links.facts import LinkMark, fact_of, is_material, mark_of
-from protocol.links.link import Link, LinkView
+from protocol.links.facts import fact_of, is_material
+from protocol.links.link import Link, LinkMark, LinkView
 from protocol.rows import LinkFact
 
 
@@ -56,7 +56,7 @@ class LinkBook:
         material = False
         for peer, link in self._links.items():
             link.refresh(now_us)
-            material = material or is_material(self._published.get(peer), mark_of(link.view(now_us)))
+            material = material or is_material(self._published.get(peer), link.mark(now_us))
         return material
 
     def facts(self, now_us: int) -> tuple[LinkFact, ...]:
@@ -67,11 +67,12 @@ class LinkBook:
         )
         return tuple(fact for fact in facts if fact is not None)
 
-    def degraded(self, now_us: int) -> bool:
+    @property
+    def degraded(self) -> bool:
         """Whether any link is far worse than it was."""
-        return any(link.view(now_us).degraded for link in self._links.values())
+        return any(link.degraded for link in self._links.values())
 
     def publish(self, now_us: int) -> tuple[LinkFact, ...]:
         """``facts``, remembered as what the mesh was told."""
-        self._published = {peer: mark_of(link.view(now_us)) for peer, link in self._links.items()}
+        self._published = {peer: link.mark(now_us) for peer, link in self._links.items()}
         return self.facts(now_us)

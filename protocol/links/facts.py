@@ -6,11 +6,9 @@ own age. Noise must not make gossip: a fact counts as changed only when it settl
 a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidth) around what was *published*.
 """
 
-from dataclasses import dataclass
-
 from config.settings import LinkSettings
 from protocol.ids import NodeId
-from protocol.links.link import LinkView
+from protocol.links.link import LinkMark, LinkView
 from protocol.rows import LinkFact
 
 RTT_BAND_MILLI = 200
@@ -48,28 +46,6 @@ def fact_of(target: NodeId, view: LinkView, now_us: int, *, shaped: bool = False
         bandwidth_limited_by=None if bandwidth is None else (send or bandwidth).limited_by,
         degraded=view.degraded,
         shaped=shaped,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LinkMark:
-    """What of a fact can be material."""
-
-    settled: bool
-    degraded: bool
-    min_rtt_us: int | None
-    send_bytes_per_s: int | None
-    receive_bytes_per_s: int | None
-
-
-def mark_of(view: LinkView) -> LinkMark:
-    """The material part of a link, as it would be published now."""
-    return LinkMark(
-        settled=view.settled,
-        degraded=view.degraded,
-        min_rtt_us=None if view.rtt is None else view.rtt.min_rtt_us,
-        send_bytes_per_s=None if view.send is None else view.send.bytes_per_s,
-        receive_bytes_per_s=None if view.receive is None else view.receive.bytes_per_s,
     )
 
 

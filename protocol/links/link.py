@@ -9,6 +9,7 @@ all. In the last case a whole minute of samples that is far worse than the same 
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from config.settings import LinkSettings
 from protocol.links.bandwidth import BandwidthEstimate, BandwidthView, Direction, LimitedBy
@@ -25,6 +26,16 @@ JOIN_US = 1_000_000
 """Transfers that follow each other this closely are one time under load."""
 NOTE_EVERY = 8
 """Samples between two looks at the yardstick."""
+
+
+class LinkMark(NamedTuple):
+    """What of a link can be material."""
+
+    settled: bool
+    degraded: bool
+    min_rtt_us: int | None
+    send_bytes_per_s: int | None
+    receive_bytes_per_s: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +119,11 @@ class Link:
 
     def settled(self, now_us: int) -> bool:
         """DESIGN: enough samples over enough time, and the newest fresh."""
-        rtt = self._window.view()
+        window = self._window
         return (
-            rtt is not None
-            and rtt.samples >= self._settings.settle_samples
-            and rtt.last_us - rtt.first_us >= self._settings.settle_span_us
-            and now_us - rtt.last_us <= self._settings.settle_max_age_us
+            window.samples >= self._settings.settle_samples
+            and window.last_us - window.first_us >= self._settings.settle_span_us
+            and now_us - window.last_us <= self._settings.settle_max_age_us
         )
 
     def p99_us(self) -> int | None:
@@ -122,8 +132,7 @@ class Link:
 
     def min_rtt_us(self) -> int | None:
         """Minimum of the present path."""
-        rtt = self._window.view()
-        return None if rtt is None else rtt.min_rtt_us
+        return self._window.minimum_us
 
     def refresh(self, now_us: int) -> None:
         """Judge the present path against the yardstick. Called about once a second; most calls cost nothing."""
@@ -141,6 +150,22 @@ class Link:
             self._changed_us = now_us
             self._yardstick.retire(self._path, Path(self._path.host, f"{self._path.interface}~before-{self._changes}"))
             self._start_window(recent)
+
+    @property
+    def degraded(self) -> bool:
+        """As of the latest ``refresh``."""
+        return self._degraded
+
+    def mark(self, now_us: int) -> LinkMark:
+        """The part of this link that can be worth a new row."""
+        send, receive = self._bandwidth["send"].view(now_us), self._bandwidth["receive"].view(now_us)
+        return LinkMark(
+            self.settled(now_us),
+            self._degraded,
+            self._window.minimum_us,
+            None if send is None else send.bytes_per_s,
+            None if receive is None else receive.bytes_per_s,
+        )
 
     def view(self, now_us: int) -> LinkView:
         """Everything at once."""

@@ -25,13 +25,13 @@ class RttView:
 
 
 class RttWindow:
-    """Samples of one path since it came into use."""
+    """Samples of one path since it came into use. ``minimum_us`` is ``None`` and the times 0 before the first."""
 
     def __init__(self) -> None:
-        self._minimum: int | None = None
-        self._samples = 0
-        self._first_us = 0
-        self._last_us = 0
+        self.minimum_us: int | None = None
+        self.samples = 0
+        self.first_us = 0
+        self.last_us = 0
         self._previous: int | None = None
         self._jitter_us = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
@@ -40,11 +40,11 @@ class RttWindow:
         """Take a sample; ``False`` if it cannot be one."""
         if rtt_us <= 0:
             return False
-        if self._minimum is None:
-            self._minimum, self._first_us = rtt_us, now_us
-        self._minimum = min(self._minimum, rtt_us)
-        self._samples += 1
-        self._last_us = now_us
+        if self.minimum_us is None:
+            self.minimum_us, self.first_us = rtt_us, now_us
+        self.minimum_us = min(self.minimum_us, rtt_us)
+        self.samples += 1
+        self.last_us = now_us
         if self._previous is not None:
             # RFC 3550 §6.4.1: mean deviation of consecutive samples, weight 1/16.
             self._jitter_us += (abs(rtt_us - self._previous) - self._jitter_us) // 16
@@ -54,9 +54,9 @@ class RttWindow:
 
     def view(self) -> RttView | None:
         """``None`` before the first sample."""
-        if self._minimum is None:
+        if self.minimum_us is None:
             return None
-        return RttView(self._minimum, self._samples, self._first_us, self._last_us, self._jitter_us)
+        return RttView(self.minimum_us, self.samples, self.first_us, self.last_us, self._jitter_us)
 
     def recent(self, since_us: int) -> list[tuple[int, int]]:
         """(time, RTT) of the latest samples, at most ``RECENT``, taken at or after ``since_us``."""

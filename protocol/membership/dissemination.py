@@ -47,7 +47,7 @@ def encoded_bytes(fact: Fact) -> int:
 
 URGENT = ("accusation", "refutation", "admission")
 """Kinds that are told before any row."""
-LOOK_AT = 64
+LOOK_AT = 32
 """Facts considered for one message; a longer queue is served over several."""
 TOLD_MAX = 4 * 5
 """More than ``transmissions`` ever asks for."""

@@ -60,6 +60,6 @@ class Issuer:
         return self.conditions.labels(
             now_us,
             blocked=bool(self._prober.blocked),
-            degraded=self._ground.links.degraded(now_us),
+            degraded=self._ground.links.degraded,
             conflict=in_conflict(self._records.conflict_us, self._ground.settings, now_us),
         )

@@ -9,7 +9,7 @@ from protocol.ids import NodeId
 from protocol.links import is_settled, merge_bytes_per_s
 from protocol.links.bandwidth import BandwidthEstimate
 from protocol.links.book import LinkBook
-from protocol.links.facts import fact_of, is_material, mark_of
+from protocol.links.facts import fact_of, is_material
 from protocol.links.link import Link, host_of
 from protocol.links.rtt import RttWindow
 from protocol.links.vivaldi import VivaldiNode, estimate_us
@@ -191,16 +191,16 @@ def test_noise_is_not_material_and_settling_is() -> None:
     link = Link(LinkSettings())
     link.on_path("10.0.0.1:1", "", 0)
     link.on_rtt(1_000, 0)
-    unsettled = mark_of(link.view(0))
+    unsettled = link.mark(0)
     assert not is_material(None, unsettled)
     link.on_rtt(1_000, 6 * SECOND)
-    settled = mark_of(link.view(6 * SECOND))
+    settled = link.mark(6 * SECOND)
     assert is_material(None, settled)
     assert is_material(unsettled, settled)
     link.on_rtt(850, 7 * SECOND)
-    assert not is_material(settled, mark_of(link.view(7 * SECOND)))
+    assert not is_material(settled, link.mark(7 * SECOND))
     link.on_rtt(500, 8 * SECOND)
-    assert is_material(settled, mark_of(link.view(8 * SECOND)))
+    assert is_material(settled, link.mark(8 * SECOND))
 
 
 def test_the_book_says_when_a_row_is_due_and_publishes_by_node_id() -> None:
