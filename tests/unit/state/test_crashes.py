@@ -119,6 +119,20 @@ def test_a_torn_last_write_is_as_if_it_never_happened(crashed: Path, tmp_path: P
             assert document["number"] >= 28
 
 
+def test_a_last_transaction_that_reached_the_disk_in_part_was_never_acknowledged(crashed: Path, tmp_path: Path) -> None:
+    shutil.copytree(crashed, tmp_path, dirs_exist_ok=True)
+    log = tmp_path / "state.db-wal"
+    content = bytearray(log.read_bytes())
+    frames = [content[at : at + 4120] for at in range(32, len(content) - 4119, 4120)]
+    ours = [frame[8:16] == content[16:24] and any(frame[4:8]) for frame in frames]
+    at = 32 + max(number for number, commits in enumerate(ours) if commits) * 4120 + 24
+    content[at : at + 4096] = bytes(4096)  # its header was written, its page was not
+    log.write_bytes(content)
+    with StateStore.open(tmp_path) as store:
+        assert not store.amnesia
+        assert store.slots()["default"]["number"] >= 28
+
+
 @pytest.mark.parametrize(
     "byte", [0, 9, 20, *(32 + frame * 4120 + byte for frame in (0, 25) for byte in (0, 9, 16, 1000))]
 )
