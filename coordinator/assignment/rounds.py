@@ -117,7 +117,10 @@ class PlanningRound:
             return Conclusion(verdict=Verdict(replace=False, reason="not_better"), current=current)
         verdict = judge_with.compare(current, candidate)
         if not verdict.replace:
-            return Conclusion(verdict=verdict, current=current)
+            # Re-priced as a lock, but nobody locked it: the plan goes on as what it is, with its proof if it is the best.
+            same = candidate.plan_hash == current.plan_hash
+            kept = candidate if same else replace(current, placement=candidate.placement)
+            return Conclusion(verdict=verdict, current=kept)
         halfway = damped(current, candidate) if self._timings_only else None
         if halfway is None:
             return Conclusion(plan=candidate, verdict=verdict, current=current)
