@@ -44,7 +44,8 @@ def absolute_percentile(errors: Sequence[RunError], percent: int) -> float:
 
 def fitting_runs(runs: Sequence[FieldRun], profile: str) -> tuple[FieldRun, ...]:
     """Runs of one engine that a fit may use: split runs, and single-node ones that fix every input."""
-    return tuple(run for run in runs if run.profile_name == profile and (run.scored or len(run.nodes) > 1))
+    own = (run for run in runs if run.profile_name == profile and run.pipelined)
+    return tuple(run for run in own if run.scored or len(run.nodes) > 1)
 
 
 def engine_errors(

@@ -3,13 +3,14 @@
 ``stagemesh calibrate`` reads this format. Required per row: ``id``, ``engine``, ``model_bytes``, ``n_layers``, ``nodes``
 (``device``, and what is known of ``mem_bandwidth_gb_s``, ``memory_gb``, ``share`` or ``layers_half_open``,
 ``solo_tok_s``), ``link`` (``type``, ``rtt_ms``, ``bandwidth_gbit_s``) and ``decode_tok_s_split``. Everything else is a
-note to the reader and ignored. Bytes, GB/s = 10⁹, milliseconds, tokens per second.
+note to the reader and ignored; ``null`` is the same as absent. A row that does not know the model's bytes or layers
+cannot be predicted and is passed over. Bytes, GB/s = 10⁹, milliseconds, tokens per second.
 """
 
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coordinator.simulator.toml_table import ScenarioError
 
@@ -18,6 +19,12 @@ MAX_RUNS = 10_000
 
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_unsaid(cls, row: Any) -> Any:
+        """``null`` means what leaving the key out means."""
+        return {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
 
 
 class RunNode(_Row):
@@ -67,9 +74,15 @@ class FieldRun(_Row):
         return "remote" in self.parallelism.lower()
 
     @property
+    def pipelined(self) -> bool:
+        """Layers are split over the nodes; tensor-parallel runs are not what is modelled here."""
+        words = self.parallelism.lower().replace("(", " ").split()
+        return not ({"tp", "tensor"} & set(words)) or "pp" in words
+
+    @property
     def scored(self) -> bool:
         """Every input is stated, so that a prediction invents nothing."""
-        return self.fully_determines_sim_input and self.measured_us is not None
+        return self.fully_determines_sim_input and self.measured_us is not None and self.pipelined
 
     @property
     def profile_name(self) -> str:
@@ -113,6 +126,8 @@ def parse_runs(name: str, text: str) -> tuple[FieldRun, ...]:
     runs: list[FieldRun] = []
     for index, row in enumerate(rows):
         label = str(row.get("id", index)) if isinstance(row, dict) else str(index)
+        if isinstance(row, dict) and any(key in row and row[key] is None for key in ("model_bytes", "n_layers")):
+            continue
         try:
             run = FieldRun.model_validate(row)
         except ValidationError as error:

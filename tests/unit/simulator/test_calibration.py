@@ -259,3 +259,14 @@ def test_runs_are_shipped_as_published() -> None:
     document = json.loads((ROOT / "config/calibrations/field_runs.json").read_text(encoding="utf-8"))
     assert sum(1 for row in document["rows"] if row["fully_determines_sim_input"]) == 20
     assert all(row["source"] for row in document["rows"])
+
+
+def test_null_is_absent_unsized_models_are_passed_over_and_tensor_parallel_runs_are_not_scored() -> None:
+    row = {
+        "id": "a", "engine": "exo", "model_bytes": 10**9, "n_layers": 10, "parallelism": "TP", "decode_tok_s_split": 9,
+        "nodes": [{"device": None, "share": None}, {"device": "Apple M4"}], "link": {"type": None, "rtt_ms": None},
+    }  # fmt: skip
+    (run,) = parse_runs("r", json.dumps([row, {**row, "id": "b", "n_layers": None}]))
+    assert (run.id, run.pipelined, run.scored) == ("a", False, False)
+    (chained,) = parse_runs("r", json.dumps([{**row, "parallelism": "PP ring"}]))
+    assert chained.scored

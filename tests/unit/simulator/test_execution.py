@@ -154,7 +154,11 @@ def test_service_resumes_when_the_lost_node_comes_back() -> None:
     outcome = run(read(PAIR + NO_WAY_OUT + back))
     assert (outcome.completed, outcome.failed, outcome.tokens) == (1, 0, 1000)
     assert outcome.downtime_us == 57_000_000
-    assert outcome.prefilled_again >= 512
+    modeled = outcome.plan.modeled
+    assert modeled.ttft_us is not None
+    assert modeled.decode_tpot_us is not None
+    delivered = 1 + (5_000_000 - modeled.ttft_us) // modeled.decode_tpot_us
+    assert outcome.prefilled_again == 512 + delivered
 
 
 def test_a_slower_link_is_paid_from_the_next_pass_on() -> None:
