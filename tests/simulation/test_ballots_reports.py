@@ -356,11 +356,10 @@ def test_measured_far_below_predicted_names_the_hop():
     assert "hop n0" in line
 
 
-def observe(made: BallotMesh, tpot_us: int, tokens: int = 1000) -> None:
-    chief = leader(made)
-    made.run_in(
-        chief, lambda: chief.carry(chief.coordinator.on_observed(SLOT, Observation(tpot_us, tokens), made.now_us))
-    )
+def observe(made: BallotMesh, tpot_us: int) -> None:
+    """A busy mesh."""
+    chief, seen = leader(made), Observation(tpot_us, 1000, tokens_per_hour=100_000)
+    made.run_in(chief, lambda: chief.carry(chief.coordinator.on_observed(SLOT, seen, made.now_us)))
 
 
 def cut(made: BallotMesh) -> int:
@@ -380,9 +379,11 @@ def split_by_measurement() -> tuple[BallotMesh, int]:
 
 def test_measured_timings_move_a_cut_half_way_and_then_the_rest():
     made, before = split_by_measurement()
+    tpot = slot(made).plan.modeled.decode_tpot_us
     run(made, 60)
     first, slow = cut(made), made.timings
     for _ in range(3):
+        observe(made, tpot)
         made.timings = {}  # a new range has no measurement at first
         run(made, 30)
         made.timings = slow
