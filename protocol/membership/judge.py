@@ -111,7 +111,7 @@ class Judge:
         """The rules of burial are met; the caller stored the higher row."""
         ground = self._ground
         if entry.state == "dead":
-            entry.flaps.append(now_us)
+            entry.flapped(now_us)
         ground.change(entry, "alive", "returned", now_us)
         ground.timers.cancel("forget", entry.node_id)
         ground.timers.set("probe", entry.node_id, now_us + ground.jitter(ground.settings.probe_interval_us))

@@ -45,7 +45,7 @@ def member_of(entry: Entry, connection: Connection | None, link: LinkView | None
         received_us=entry.received_us,
         changed_us=entry.changed_us,
         heard_us=entry.heard_us,
-        flaps=tuple(entry.flaps),
+        flaps=entry.flaps,
         conflict=conflict,
         link=link,
     )

@@ -242,10 +242,11 @@ class Records:
             ground.effects.append(MemberChanged(entry.node_id, None, "alive", "joined"))
             if direct:
                 entry.heard_us = now_us
-            # A connection comes first; without one, helpers are asked.
-            wait_us = 0 if entry.node_id in ground.connections else UNCONNECTED_US
-            at_us = now_us + wait_us + ground.jitter(ground.settings.probe_interval_us)
-            ground.timers.set("probe", entry.node_id, at_us)
+            connected = entry.node_id in ground.connections
+            if connected or ground.everyone_connects:
+                # A connection comes first; without one, helpers are asked.
+                at_us = now_us + ground.jitter(ground.settings.probe_interval_us)
+                ground.timers.set("probe", entry.node_id, at_us if connected else at_us + UNCONNECTED_US)
             self._spread(entry, sender)
             self._dialler.learnt(entry, now_us)
 
@@ -266,7 +267,7 @@ class Records:
             raised = restarted or row.incarnation > entry.incarnation
             ground.table.replace_row(entry, signed, row, now_us)
             if restarted:
-                entry.flaps.append(now_us)
+                entry.flapped(now_us)
                 entry.conflict_us = None
             self._spread(entry, sender)
             if row.status == "left":

@@ -7,7 +7,6 @@ held back, however new they are. A grave is forgotten after its tombstone time, 
 ``floor`` (bounded, oldest first), so that a machine which slept through the tombstone cannot bring the dead back either.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,7 +36,7 @@ class Entry:
     buried: Version | None = None
     held: Version | None = None
     conflict_us: int | None = None
-    flaps: deque[int] = field(default_factory=lambda: deque(maxlen=FLAPS_KEPT))
+    flaps: tuple[int, ...] = ()
     accusers: dict[NodeId, int] = field(default_factory=dict)
     mourners: dict[NodeId, int] = field(default_factory=dict)
     stash: SignedRow | None = None
@@ -56,6 +55,10 @@ class Entry:
         if line is None or line.seq != seq or line.boot_counter != boot_counter or line.dead != dead:
             line = self.line = RowVersion(node_id=self.node_id, boot_counter=boot_counter, seq=seq, dead=dead)
         return line
+
+    def flapped(self, now_us: int) -> None:
+        """It came back from the dead, or restarted without a goodbye."""
+        self.flaps = (*self.flaps, now_us)[-FLAPS_KEPT:]
 
     @property
     def known_version(self) -> Version:
