@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+PIPE_WIDTH = 118
+"""Columns when nobody looks: enough for every table."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
@@ -37,7 +40,8 @@ def demo(
     from stage_agent.demo.profile import load_profile, machines
     from stage_agent.demo.story import Story
 
-    console = Console(highlight=False)
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(width=max(terminal.width, PIPE_WIDTH), highlight=False)
     shapes = load_profile(profile, nodes)
     path, package = prepared_model(model)
     with demo_mesh(shapes, keep=keep) as mesh:

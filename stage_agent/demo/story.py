@@ -170,11 +170,10 @@ class Story:
 
     def show_addresses(self) -> None:
         """Where to look with a browser, curl or Prometheus."""
-        table = columns("node", "console", "metrics", "status", title="addresses")
+        self.console.print(Text("\nconsole of every node (also /metrics, /api/v1/status, /api/v1/plan)", style="bold"))
         for node in self.watch.running():
-            base = f"http://{node.api}"
-            table.add_row(Text(node.name, style="bold"), f"{base}/", f"{base}/metrics", f"{base}/api/v1/status")
-        self.console.print(table)
+            self.console.print(Text.assemble(f"{node.name:<14}", f"http://{node.api}/"), soft_wrap=True)
+        self.console.print()
 
     def _serving(self) -> Mapping[str, Any]:
         slot = self.watch.serving()
