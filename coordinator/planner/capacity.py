@@ -19,12 +19,12 @@ import numpy as np
 
 from coordinator.planner.cost import Matrix
 from coordinator.planner.edge_order import EdgeOrders, edge_orders
-from coordinator.planner.evaluate import MISSED_ALONE, target_class
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.span_costs import required_matrix
+from coordinator.planner.states import Mask
 
-SUBSET_LIMIT = 60_000
+SUBSET_LIMIT = 20_000
 Rank = tuple[int, int, int, int, int, int, int, tuple[str, ...]]
 """Smaller is better."""
 
@@ -52,6 +52,7 @@ class CapacityWalk:
         self.legal = np.array(legal, dtype=np.int64)
         self.floor = np.searchsorted(self.legal, np.arange(count + 1), side="right") - 1
         self.examined = 0
+        self.known: dict[int, tuple[Matrix, Matrix]] = {}
 
     def cuts(self, orders: Matrix, required: Matrix) -> tuple[Matrix, Matrix]:
         """Cuts (rows × stages+1) of every order, and which rows are feasible."""
@@ -115,16 +116,19 @@ def _best_of_size(
     instance = walk.instance
     if rival is not None and _least_estimate(instance, size, links) > rival[1] and rival[0] == 0:
         return None
+    required = required_matrix(instance, shape)
+    if _hopeless(walk, size, required):
+        return None
     orders, estimates = _orders(walk, size, links)
     if orders.shape[0] == 0:
         return None
-    required = required_matrix(instance, shape)
     cuts, feasible = walk.cuts(orders, required)
+    feasible &= _may_reply(instance, orders)
     if links is not None and not feasible.all():
         # the cheapest order may not fit where the capacity order does
         plain = _pinned_first(instance, np.sort(orders, axis=1))
         plain_cuts, plain_feasible = walk.cuts(plain, required)
-        rescue = ~feasible & plain_feasible
+        rescue = ~feasible & plain_feasible & _may_reply(instance, plain)
         orders, cuts = np.where(rescue[:, None], plain, orders), np.where(rescue[:, None], plain_cuts, cuts)
         estimates = np.where(rescue, links.network(orders), estimates)
         feasible = feasible | rescue
@@ -149,18 +153,44 @@ def _best_of_size(
     return rank, candidate
 
 
+def _may_reply(instance: Instance, orders: Matrix) -> Mask:
+    """Rows whose last node may answer their first one (mode ``require``)."""
+    ids = [node.node_id for node in instance.nodes]
+    if instance.network.return_mode == "allow_fallback" or not instance.signals.return_refused:
+        return np.ones(orders.shape[0], dtype=bool)
+    return np.array([instance.network.allowed(tuple(ids[node] for node in row)) for row in orders], dtype=bool)
+
+
+def _hopeless(walk: CapacityWalk, size: int, required: Matrix) -> bool:
+    """No subset of ``size`` can fit: too little memory in total, or not even the largest nodes in capacity order.
+
+    The second holds because a larger node reaches at least as far, unless the operator limits layers or picks nodes.
+    """
+    if int(walk.usable[:size].sum()) < int(required[0, -1]):
+        return True
+    request = walk.instance.problem.request
+    if request.require_nodes or request.pin_stage0 is not None or walk.limits.min() < walk.instance.layer_count:
+        return False
+    _, feasible = walk.cuts(np.arange(size, dtype=np.int64)[None, :], required)
+    return not feasible[0] and not walk.instance.signals.edges
+
+
 def _orders(walk: CapacityWalk, size: int, links: EdgeOrders | None) -> tuple[Matrix, Matrix]:
     """Node orders of every subset of ``size`` that respects the operator, with their network estimates (µs)."""
+    if size in walk.known:
+        return walk.known[size]
     instance = walk.instance
     subsets = subsets_of(instance, size, None if links is None else links.nodes)
     if links is not None:
         orders = links.orders(subsets)
-        return orders, links.network(orders)
+        walk.known[size] = orders, links.network(orders)
+        return walk.known[size]
     rtts = np.array(
         [instance.signals.nodes[node.node_id].coordinator_rtt_us or 0 for node in instance.nodes], dtype=np.int64
     )
     orders = _pinned_first(instance, subsets)
-    return orders, rtts[orders].max(axis=1, initial=0) * size
+    walk.known[size] = orders, rtts[orders].max(axis=1, initial=0) * size
+    return walk.known[size]
 
 
 def subsets_of(instance: Instance, size: int, pool: tuple[int, ...] | None = None) -> Matrix:
@@ -172,8 +202,11 @@ def subsets_of(instance: Instance, size: int, pool: tuple[int, ...] | None = Non
     ]
     others = [index for index in (range(len(ids)) if pool is None else pool) if index not in wanted]
     free = size - len(wanted)
-    if free < 0 or free > len(others):
+    if free < 0 or size > len(ids):
         return np.zeros((0, size), dtype=np.int64)
+    if free > len(others):
+        # more stages than are ordered exactly: the nodes with the most memory
+        others = [index for index in range(len(ids)) if index not in wanted][:free]
     while comb(len(others), free) > SUBSET_LIMIT:
         others.pop()
     rows = [sorted((*wanted, *chosen)) for chosen in combinations(others, free)]
@@ -196,8 +229,3 @@ def _least_estimate(instance: Instance, size: int, links: EdgeOrders | None) -> 
         return links.least(size)
     rtts = sorted(instance.signals.nodes[node.node_id].coordinator_rtt_us or 0 for node in instance.nodes)
     return size * rtts[size - 1]
-
-
-def missed_alone(network: int | None, target_us: int) -> bool:
-    """Whether the network alone proves a miss."""
-    return target_class(None, network, target_us) == MISSED_ALONE

@@ -1,10 +1,12 @@
 """Saying no with reasons (DESIGN §8): what was tried, what every node could hold, and the nearest thing that would fit."""
 
-from coordinator.planner.capacity import CapacityWalk
+import numpy as np
+
+from coordinator.planner.capacity import choose_capacity
 from coordinator.planner.instance import Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.plan import Plan, PlanRefused
-from coordinator.planner.span_costs import required_matrix
+from coordinator.planner.span_costs import legal_spans, required_matrix
 
 
 def no_valid_topology(instance: Instance, shapes: tuple[Shape, ...]) -> PlanRefused:
@@ -65,21 +67,14 @@ def target_missed(found: Plan) -> PlanRefused:
 
 def placeable(instance: Instance, shape: Shape) -> dict[str, int]:
     """Per eligible node, the most layers it could hold anywhere in the model at ``shape``."""
-    walk, required = CapacityWalk(instance), required_matrix(instance, shape)
-    legal = [int(cut) for cut in walk.legal]
-    return {
-        node.node_id: max(
-            (
-                end - start
-                for start in legal
-                for end in legal
-                if start < end <= start + instance.span_limit(node)
-                and required[start, end] <= instance.usable[node.node_id]
-            ),
-            default=0,
-        )
-        for node in instance.nodes
-    }
+    required, legal = required_matrix(instance, shape), legal_spans(instance)
+    index = np.arange(required.shape[0])
+    lengths = np.where(legal == 1, index[None, :] - index[:, None], 0)
+    most: dict[str, int] = {}
+    for node in instance.nodes:
+        fits = (required <= instance.usable[node.node_id]) & (lengths <= instance.span_limit(node))
+        most[node.node_id] = int(np.where(fits, lengths, 0).max())
+    return most
 
 
 def _unmet_wishes(instance: Instance) -> list[str]:
@@ -100,8 +95,6 @@ def _unmet_wishes(instance: Instance) -> list[str]:
 
 def _nearest_fit(instance: Instance, smallest: Shape, needed: int, usable: int) -> str:
     """One sentence: a smaller context that fits if one does, else how much memory is missing."""
-    from coordinator.planner.capacity import choose_capacity
-
     context = smallest.context_length // 2
     while context >= 512:
         if choose_capacity(instance, (Shape(context, smallest.lanes),)) is not None:

@@ -137,8 +137,8 @@ def hop_arrays(network: Network, ids: tuple[str, ...], *, pessimistic: bool) -> 
     """The reply modes that some plan over ``ids`` may use. Unknown hops are forbidden, or dear when ``pessimistic``."""
     if network.star:
         return (_star(network, ids, pessimistic=pessimistic),)
-    forward = _priced(network, ids, network.forward, pessimistic=pessimistic)
-    reply = _priced(network, ids, network.reply, pessimistic=pessimistic)
+    forward = priced_pairs(network, ids, network.forward, pessimistic=pessimistic)
+    reply = priced_pairs(network, ids, network.reply, pessimistic=pessimistic)
     place = {node_id: index for index, node_id in enumerate(ids)}
     direct = np.ones((len(ids), len(ids)), dtype=bool)
     for source, target in network.signals.return_refused:
@@ -151,7 +151,7 @@ def hop_arrays(network: Network, ids: tuple[str, ...], *, pessimistic: bool) -> 
     return tuple(modes)
 
 
-def _priced(
+def priced_pairs(
     network: Network, ids: tuple[str, ...], hop: Callable[[str, str], PlannedHop], *, pessimistic: bool
 ) -> Matrix:
     """``hop`` for every ordered pair (µs). Pairs that no link touches differ only by RTT and are priced by value."""
@@ -182,8 +182,8 @@ def _mode(name: str, arc: Matrix, final: Matrix, egress: Matrix, last_egress: Ma
 
 def _star(network: Network, ids: tuple[str, ...], *, pessimistic: bool) -> HopArrays:
     count = len(ids)
-    trip = _priced(network, ids, partial(network.round_trip, last=False), pessimistic=pessimistic)
-    last = _priced(network, ids, partial(network.round_trip, last=True), pessimistic=pessimistic)
+    trip = priced_pairs(network, ids, partial(network.round_trip, last=False), pessimistic=pessimistic)
+    last = priced_pairs(network, ids, partial(network.round_trip, last=True), pessimistic=pessimistic)
     unknown = trip >= INFINITE
     scaled = np.where(unknown, INFINITE, trip * SCALE)
     arc = np.repeat(scaled[:, None, :], count, axis=1)

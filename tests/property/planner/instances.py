@@ -93,20 +93,18 @@ def _participant(rng: Random, name: str, weight: int, layers: int) -> Participan
 def _edges(rng: Random, names: list[str]) -> tuple[Edge, ...]:
     uniform = rng.random() < 0.2
     density = rng.choice([1.0, 0.8, 0.4])
-    edges = []
-    for a in names:
-        for b in names:
-            if a != b and rng.random() < density:
-                edges.append(
-                    Edge(
-                        a,
-                        b,
-                        2_000 if uniform else rng.choice([None, 200, 2_000, 2_500, 9_000, 30_000]),
-                        large_frame_bytes_per_s=None if uniform else rng.choice([None, 10**6, 10**8]),
-                        direct_prediction_return_supported=rng.random() < 0.8,
-                    )
-                )
-    return tuple(edges)
+    return tuple(
+        Edge(
+            a,
+            b,
+            2_000 if uniform else rng.choice([None, 200, 2_000, 2_500, 9_000, 30_000]),
+            large_frame_bytes_per_s=None if uniform else rng.choice([None, 10**6, 10**8]),
+            direct_prediction_return_supported=rng.random() < 0.8,
+        )
+        for a in names
+        for b in names
+        if a != b and rng.random() < density
+    )
 
 
 def _calibration(rng: Random) -> Calibration:

@@ -1,6 +1,6 @@
 """Capacity-only placement written as plainly as the design states it, for comparison."""
 
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 
 from coordinator.planner.problem import PlanningProblem
 from tests.property.planner.oracle import Oracle
@@ -11,7 +11,9 @@ UNKNOWN_US = 10_000_000
 def legacy_choice(problem: PlanningProblem):
     """(context, lanes, ids, cuts) of the legacy choice without links, or ``None``."""
     oracle, request = Oracle(problem), problem.request
-    ranked = sorted((name for name in oracle.nodes if oracle.usable(name)), key=lambda name: (-oracle.usable(name), name))
+    ranked = sorted(
+        (name for name in oracle.nodes if oracle.usable(name)), key=lambda name: (-oracle.usable(name), name)
+    )
     shapes = oracle.shapes()
     rtts = {name: oracle.nodes[name].coordinator_rtt_us for name in ranked}
     latencies = any(rtt is not None for rtt in rtts.values())
@@ -19,13 +21,14 @@ def legacy_choice(problem: PlanningProblem):
     for context in dict.fromkeys(context for context, _ in shapes):
         for size in range(max(1, request.minimum_nodes), min(len(ranked), oracle.layers) + 1):
             for lanes in [lanes for each, lanes in shapes if each == context]:
-                for subset in combinations(ranked, size):
+                for chosen in combinations(ranked, size):
+                    subset = chosen
                     if not request.require_nodes <= set(subset):
                         continue
                     if request.pin_stage0 is not None:
                         if request.pin_stage0 not in subset:
                             continue
-                        subset = (request.pin_stage0, *(name for name in subset if name != request.pin_stage0))
+                        subset = (request.pin_stage0, *(name for name in chosen if name != request.pin_stage0))
                     cuts = greedy(oracle, subset, context, lanes)
                     if cuts is None:
                         continue
@@ -77,5 +80,5 @@ def cheapest_order_cost(problem: PlanningProblem, names: tuple[str, ...]) -> int
 
 
 def order_cost(oracle: Oracle, order: tuple[str, ...], frame: int) -> int:
-    hops = [oracle.hop(a, b, frame) for a, b in zip(order, order[1:], strict=False)]
+    hops = [oracle.hop(a, b, frame) for a, b in pairwise(order)]
     return sum(UNKNOWN_US if hop is None else hop for hop in hops)

@@ -48,7 +48,10 @@ def mesh(
             rtt, rate = rng.choice(LINKS[:4] if near else LINKS[3:])
             edges.append(
                 Edge(
-                    f"node-{a:04d}", f"node-{b:04d}", int(rtt * rng.uniform(0.8, 1.3)), large_frame_bytes_per_s=rate * 10**6
+                    f"node-{a:04d}",
+                    f"node-{b:04d}",
+                    int(rtt * rng.uniform(0.8, 1.3)),
+                    large_frame_bytes_per_s=rate * 10**6,
                 )
             )
     usable = sorted((memory * GB * 9 // 10 for memory, _ in picked), reverse=True)
@@ -71,5 +74,9 @@ def mesh(
         activation_frame_bytes=rng.choice([8_192, 16_384]),
     )
     return PlanningProblem(
-        model, participants, tuple(edges), calibration or Calibration(), request or PlanRequest(context_length=16_384, parallel_lanes=1)
+        model,
+        participants,
+        tuple(edges),
+        calibration or Calibration(),
+        request or PlanRequest(context_length=16_384, parallel_lanes=1),
     )

@@ -5,7 +5,7 @@ Nothing here is shared with the planner except the problem's own dataclasses. It
 
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 from math import ceil
 
 from coordinator.planner.problem import PlanningProblem
@@ -35,7 +35,9 @@ class Oracle:
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
         self.model, self.request, self.calibration = problem.model, problem.request, problem.calibration
-        self.nodes = {node.node_id: node for node in problem.participants if node.node_id not in self.request.exclude_nodes}
+        self.nodes = {
+            node.node_id: node for node in problem.participants if node.node_id not in self.request.exclude_nodes
+        }
         self.edges = {(edge.source, edge.target): edge for edge in problem.edges}
         self.layers = len(self.model.layers)
         self.stage_cache: dict[tuple[str, int, int], int] = {}
@@ -137,14 +139,14 @@ class Oracle:
                 hops.append(self.hop(order[0], name, frame, reply if index == len(order) - 1 else frame))
             egress: list[int | None] = [0, *hops]
         else:
-            hops = [self.hop(a, b, frame) for a, b in zip(order, order[1:], strict=False)]
+            hops = [self.hop(a, b, frame) for a, b in pairwise(order)]
             edge = self.edges.get((order[-1], order[0]))
             if edge is None or edge.direct_prediction_return_supported:
                 hops.append(self.hop(order[-1], order[0], reply))
             elif self.request.direct_prediction_return == "require":
                 return None
             else:
-                hops += [self.hop(b, a, reply) for a, b in reversed(list(zip(order, order[1:], strict=False)))]
+                hops += [self.hop(b, a, reply) for a, b in reversed(list(pairwise(order)))]
             egress = hops[: len(order)]
         if any(hop is None for hop in hops):
             return None

@@ -23,7 +23,9 @@ from tests.unit.planner.builders import model
         (Participant("a", 101, operator_cap_bytes=5), 0),
     ],
 )
-def test_headroom_is_a_tenth_of_detected_memory_rounded_up_and_the_cap_comes_first(node: Participant, expected: int) -> None:
+def test_headroom_is_a_tenth_of_detected_memory_rounded_up_and_the_cap_comes_first(
+    node: Participant, expected: int
+) -> None:
     assert usable_bytes(node) == expected
 
 

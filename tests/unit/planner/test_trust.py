@@ -80,7 +80,10 @@ def test_a_subset_with_one_unknown_speed_uses_capacity_spans_and_models_nothing(
 
 
 def test_the_kill_switch_equals_the_same_problem_without_signals() -> None:
-    nodes = [node("a", 6 * GB, 50 * GB, coordinator_rtt_us=1_000), node("b", 11 * GB // 2, 900 * GB, coordinator_rtt_us=2_000)]
+    nodes = [
+        node("a", 6 * GB, 50 * GB, coordinator_rtt_us=1_000),
+        node("b", 11 * GB // 2, 900 * GB, coordinator_rtt_us=2_000),
+    ]
     killed = placed(problem(nodes, both("a", "b"), performance_aware=False))
     bare = problem([replace(each, memory_bandwidth_bytes_per_s=None) for each in nodes], performance_aware=False)
     bare = replace(bare, model=replace(bare.model, activation_frame_bytes=0))
