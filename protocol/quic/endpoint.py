@@ -43,9 +43,9 @@ from protocol.quic.tcp_lane import BulkHandler, LaneHost, TcpLane, bind_tcp
 from protocol.quic.tls import LaneContexts
 from protocol.quic.tls_carrier import TlsCarrier
 
-SWEEP_S = 0.1
+SWEEP_S = 0.25
 """Deadlines are kept to this precision."""
-SLOW_SWEEPS = 10
+SLOW_SWEEPS = 4
 """Sweeps between looks at the conditioner's file, at silent sessions, and over which the worst loop lag is kept."""
 CLOSE_GRACE_S = 0.05
 """Time for the last packets of a shutdown to leave."""
@@ -272,6 +272,7 @@ class QuicTransport:
             self.table.sweep()
 
     def _slow_sweep(self) -> None:
+        self.table.follow()
         quiet_since_us = self._clock_us() - self._settings.keepalive_us
         for session in self.table.peers.values():
             if session.dialled and session.carrier.sent_us < quiet_since_us:

@@ -147,6 +147,7 @@ class MemoryTransport:
             if now_us - session.carrier.heard_us > self.idle_us:
                 session.closed("idle_timeout")
         self.table.sweep()
+        self.table.follow()
         self.network.schedule(SWEEP_US, lambda: self._sweep(generation))
 
 

@@ -70,6 +70,7 @@ class PeerTable:
         self._snapshots: dict[NodeId, PeerConnection] = {}
         self._lingering: dict[NodeId, Session] = {}
         self._book_version = book.version
+        self._told = {held.node_id: held.signature for held in book.statements}
 
     @property
     def connected(self) -> Mapping[NodeId, PeerConnection]:
@@ -115,7 +116,7 @@ class PeerTable:
             session.end(reason)
 
     def sweep(self) -> None:
-        """End what is overdue, drop whom the book no longer holds, and tell of addresses that changed."""
+        """End what is overdue and whom the book no longer holds. Call several times a second."""
         now_us = self._clock_us()
         self._tell_admissions()
         for session in list(self._sessions):
@@ -123,6 +124,9 @@ class PeerTable:
                 session.end("revoked")
             elif reason := session.overdue(now_us, self._read_timeout_us):
                 session.end(reason)
+
+    def follow(self) -> None:
+        """Tell of peers whose address changed. Call about once a second."""
         for peer, session in self._peers.items():
             held, now = self._snapshots[peer], _snapshot(session)
             if held != now:
@@ -263,7 +267,10 @@ class PeerTable:
     def _tell_admissions(self) -> None:
         if self.book.version != self._book_version:
             self._book_version = self.book.version
-            self.emit(AdmissionsLearned(self.book.statements))
+            fresh = [held for held in self.book.statements if self._told.get(held.node_id) != held.signature]
+            self._told.update((held.node_id, held.signature) for held in fresh)
+            if fresh:
+                self.emit(AdmissionsLearned(tuple(fresh)))
 
 
 def _snapshot(session: Session) -> PeerConnection:
