@@ -7,7 +7,7 @@ overlapping locked ranges, NaN) is a ``ScenarioError`` with file, key and line. 
 by path and the engine profiles are handed in by the caller.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.model.package import ModelPackage
@@ -86,7 +86,7 @@ def parse_scenario(
     root.finish()
     if isinstance(model, ModelPackage):
         nodes |= {node_id: _at_prior(nodes[node_id], device, model) for node_id, device in devices.items()}
-    participants = tuple(_with_legacy_latency(node, edges) for node in nodes.values())
+    participants = _with_legacy_latency(nodes.values(), edges)
     problem: PlanningProblem | PlanRefused
     if isinstance(model, PlanRefused):
         problem = model
@@ -157,7 +157,11 @@ def _at_prior(node: Participant, device: Device, model: ModelPackage) -> Partici
     return replace(node, memory_bandwidth_bytes_per_s=device.bandwidth_for(model), bandwidth_source="spec")
 
 
-def _with_legacy_latency(node: Participant, edges: tuple[Edge, ...]) -> Participant:
+def _with_legacy_latency(nodes: Iterable[Participant], edges: tuple[Edge, ...]) -> tuple[Participant, ...]:
     """With links, a node's own latency is the smallest RTT of its links; without, it has none."""
-    rtts = [edge.rtt_us for edge in edges if edge.rtt_us is not None and node.node_id in (edge.source, edge.target)]
-    return replace(node, coordinator_rtt_us=min(rtts)) if rtts else node
+    nearest: dict[str, int] = {}
+    for edge in edges:
+        if edge.rtt_us is not None:
+            for end in (edge.source, edge.target):
+                nearest[end] = min(edge.rtt_us, nearest.get(end, edge.rtt_us))
+    return tuple(replace(node, coordinator_rtt_us=nearest.get(node.node_id)) for node in nodes)

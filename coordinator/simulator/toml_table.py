@@ -1,6 +1,6 @@
 """Strict reading of a TOML text: every key is asked for by name and range, and what nobody asked for is an error.
 
-Theory of operation. ``tomllib`` gives values but no positions, so ``Source`` indexes the text once: each header and each
+Theory of operation. ``tomllib`` gives values but no positions, so ``Source`` indexes the text when it must name a line: each header and each
 ``key =`` line is parsed by ``tomllib`` itself into its dotted path and remembered with its line number. A ``Table`` hands
 out values one key at a time and remembers which were asked for; ``finish`` refuses the rest. Numbers are exact
 (``Decimal``), finite, and bounded, so that unit conversion happens once, at the caller, without rounding surprises.
@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, NoReturn
 
 from protocol.errors import ConfigurationError
@@ -63,10 +64,11 @@ class Source:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self._lines = text.splitlines()
-        self._where: dict[Path, int] = {}
-        self._index()
 
-    def _index(self) -> None:
+    @cached_property
+    def _where(self) -> dict[Path, int]:
+        """Built when the first mistake is found: a correct file never pays for it."""
+        where: dict[Path, int] = {}
         arrays: dict[Path, int] = {}
         prefix: Path = ()
         for number, line in enumerate(self._lines, start=1):
@@ -76,9 +78,10 @@ class Source:
                     arrays[path] = arrays.get(path, -1) + 1
                     path = (*path, arrays[path])
                 prefix = path
-                self._where.setdefault(prefix, number)
+                where.setdefault(prefix, number)
             elif (match := _KEY.match(line)) and (path := _only_path(match.group(1) + " = 0")) is not None:
-                self._where.setdefault((*prefix, *path), number)
+                where.setdefault((*prefix, *path), number)
+        return where
 
     def line(self, path: Path) -> int:
         """The line of ``path``, of its nearest enclosing table when it has no line of its own, 0 when unknown."""

@@ -111,6 +111,16 @@ def test_a_mistake_in_the_file_is_one_line_with_exit_code_2(tmp_path: Path) -> N
         assert str(error) == f'{scenario}:14: links."beta -> alpha".rtt: unknown key; did you mean "rtt_ms"?'
 
 
+def test_a_model_path_is_looked_for_beside_the_scenario_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    scenario = tmp_path / "m.toml"
+    scenario.write_text(PAIR[: PAIR.index("[model]")] + '[model]\npath = "absent.gguf"\n')
+    error = invoke("plan", "--scenario", scenario).exception
+    assert isinstance(error, StagemeshError)
+    assert error.exit_code == 2
+    assert str(error).startswith(f"{scenario}:16: model.path: ")
+    assert str(tmp_path / "absent.gguf") in str(error)
+
+
 def test_a_missing_file_says_so() -> None:
     error = invoke("plan", "--scenario", "nowhere.toml").exception
     assert isinstance(error, StagemeshError)

@@ -234,3 +234,14 @@ def test_the_document_has_exactly_the_documented_keys() -> None:
     assert set(document["stages"][0]) == {"stage_index", "node_id", "utilization", "bubble_share"}
     assert set(document["events"][0]) == {"at_s", "kind", "effect"}
     json.dumps(document, allow_nan=False)
+
+
+def test_a_plan_whose_node_dies_while_it_loads_is_never_served() -> None:
+    text = (CORPUS / "failure-cold-start.toml").read_text()
+    text = text[: text.index("[[events]]")]
+    for at, kind, target in ((20, "node_down", "b"), (25, "node_down", "c"), (60, "node_up", "b")):
+        text += f'[[events]]\nat_s = {at}\nkind = "{kind}"\ntarget = "{target}"\n'
+    outcome = run(read(text))
+    assert [event.kind for event in outcome.events] == ["node_down", "node_down", "node_up", "reloaded"]
+    assert outcome.downtime_us == 42_000_000
+    assert outcome.completed == 40
