@@ -1,0 +1,83 @@
+"""What the membership core measures in the simulated network, against a model of memberlist's LAN defaults."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulation.membership_faults import run_seed
+from tests.simulation.membership_measures import cost, detection, false_deaths, settled_mesh, spread_s
+
+RESULTS = Path(__file__).parent / "results" / "membership.jsonl"
+MEMBERLIST_P50_S = {2: 5.5, 3: 5.5, 4: 5.5, 5: 5.5, 8: 5.7, 20: 6.7, 100: 9.8}
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3_600)]
+
+
+def record(case: str, **figures: Any) -> None:
+    line = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "case": case,
+        **figures,
+        "cpu_s": round(time.process_time(), 1),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a", encoding="utf-8") as results:
+        results.write(json.dumps(line) + "\n")
+    print(line)
+
+
+@pytest.mark.parametrize(("nodes", "trials"), [(2, 40), (3, 40), (4, 30), (5, 30), (8, 20), (20, 6), (100, 1)])
+def test_detection_is_as_fast_as_the_reference(nodes: int, trials: int) -> None:
+    measured = detection(nodes, trials, settle_s=12 if nodes <= 20 else 20)
+    record(
+        f"detection of a crash, {nodes} nodes",
+        trials=trials,
+        p50_s=round(measured.p50_s, 2),
+        worst_s=round(measured.worst_s, 2),
+        first_observer_p50_s=round(measured.first_p50_s, 2),
+        reference_p50_s=MEMBERLIST_P50_S[nodes],
+    )
+    assert measured.p50_s <= MEMBERLIST_P50_S[nodes]
+
+
+@pytest.mark.parametrize(("loss_milli", "reference", "allowed"), [(50, 0, 0), (100, 144, 10)])
+def test_twenty_hours_of_loss_kill_nobody(loss_milli: int, reference: int, allowed: int) -> None:
+    deaths = false_deaths(3, 20, loss_milli)
+    record(f"false deaths, 3 nodes, 20 h, {loss_milli / 10:.0f} % loss", deaths=deaths, reference_lifeguard=reference)
+    assert deaths <= allowed
+
+
+@pytest.mark.parametrize(("nodes", "join_s"), [(8, 2), (64, 10), (256, 20), (1_000, 40)])
+def test_cost_convergence_and_spread(nodes: int, join_s: int) -> None:
+    seeds = min(8, max(1, nodes // 8))
+    mesh, agreed_s = settled_mesh(nodes, join_s=join_s, settle_s=60 if nodes <= 64 else 20, seeds=seeds)
+    assert agreed_s is not None
+    figures = cost(mesh, 30 if nodes <= 64 else 5)
+    seconds = spread_s(mesh)
+    assert seconds is not None
+    record(
+        f"settled mesh of {nodes}",
+        agreed_after_last_join_s=agreed_s,
+        datagrams_per_node_per_s=figures.datagrams,
+        datagram_bytes_per_node_per_s=figures.datagram_bytes,
+        stream_messages_per_node_per_s=figures.stream_messages,
+        stream_bytes_per_node_per_s=figures.stream_bytes,
+        change_reaches_95_percent_s=round(seconds, 1),
+        false_deaths=len(mesh.deaths()),
+    )
+    assert nodes > 64 or seconds <= 6
+    assert mesh.deaths() == []
+
+
+def test_two_hundred_seeds_of_the_fault_mix() -> None:
+    worst_s = 0.0
+    for seed in range(300, 500):
+        worst_s = max(worst_s, run_seed(seed)[1])
+    record("200 seeds of the fault mix, 2-7 nodes", worst_convergence_after_healing_s=worst_s)
+    assert worst_s <= 30
