@@ -117,7 +117,7 @@ def test_a_model_path_is_looked_for_beside_the_scenario_and_a_missing_one_is_nam
     error = invoke("plan", "--scenario", scenario).exception
     assert isinstance(error, StagemeshError)
     assert error.exit_code == 2
-    assert str(error).startswith(f"{scenario}:16: model.path: ")
+    assert str(error).startswith(f"{scenario}:17: model.path: ")
     assert str(tmp_path / "absent.gguf") in str(error)
 
 
