@@ -39,7 +39,7 @@ class FrameEnvelope:
 
     def seal(self, frame: StageFrame) -> bytes:
         """Envelope and frame as one message for the bulk lane. Raises ``WireError`` when either is out of bounds."""
-        return self.encode() + frame.encode()
+        return b"".join([self.encode(), *frame.parts()])
 
     def encode(self) -> bytes:
         """Exactly ``ENVELOPE_BYTES``. Raises ``WireError('malformed')`` for ids that do not fit."""

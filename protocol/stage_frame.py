@@ -204,6 +204,10 @@ class StageFrame:
 
     def encode(self) -> bytes:
         """The bytes of this frame. Raises ``WireError`` for a frame that no peer would accept."""
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes | memoryview]:
+        """``encode`` in pieces, the payload not copied: for whoever puts something in front."""
         _check_bounds(self)
         header = _HEADER.pack(
             *(self.kind, self.pos_start, self.token_count, len(self.token_ids), len(self.position_ids)),
@@ -218,7 +222,7 @@ class StageFrame:
             parts += [_LENGTH.pack(len(self.chat_metadata)), self.chat_metadata]
         parts += [struct.pack(f"<{len(ids)}i", *ids) for ids in (self.token_ids, self.position_ids) if ids]
         parts.append(self.payload)
-        return b"".join(parts)
+        return parts
 
 
 def request_epoch_of(raw: bytes | memoryview) -> RequestEpoch:
