@@ -1,0 +1,184 @@
+"""Everything real at once on virtual time: membership, links, coordinators, agents, codec; only disk and engine are scripted."""
+
+from random import Random
+from typing import Any
+
+from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from coordinator.assignment import effects as chief
+from coordinator.assignment.moment import ServedModelSpec
+from coordinator.coordinator import Coordinator
+from coordinator.planner.planning import plan
+from coordinator.view import facts_of
+from protocol.codec import decode, encode
+from protocol.ids import Instance, NodeId
+from protocol.membership import MemberChanged
+from protocol.rows import DeviceFact
+from stage_agent.stage import effects as stage
+from stage_agent.stage.agent import StageAgent
+from tests.simulation.membership_mesh import SECOND, MembershipPort, Mesh
+
+LOAD_US = 3 * SECOND
+REPLIES = frozenset({"promise", "nack", "stage_progress", "ready", "active"})
+CLAIMS = frozenset({"prepare", "stage", "activate", "abort", "retire", "keepalive"})
+
+
+class WholePort(MembershipPort):
+    """A node as the real driver wires it."""
+
+    def begin(self, mesh: "WholeMesh") -> None:
+        """After the first row: the cores get the process start that the row states."""
+        assert self.core.own_row is not None
+        self.whole, self.instance = mesh, Instance(self.core.own_row.instance)
+        self.look_at_us, self.facts = 0, ()
+        memory = mesh.memory[self.number]
+        self.agent = StageAgent(
+            node_id=self.name,
+            instance=self.instance,
+            restored=dict(mesh.records[self.number]),
+            usable_memory_bytes=memory - -(-memory // 10),
+            now_us=self.now_us,
+        )
+        self.coordinator = Coordinator(
+            node_id=self.name,
+            instance=self.instance,
+            last_term=mesh.terms[self.number],
+            election=ElectionSettings(),
+            assignment=AssignmentSettings(),
+            replan=ReplanSettings(),
+            planner=PlannerSettings(context_length=4096, parallel_lanes=1, search_budget_ms=5),
+            random=Random(f"{mesh.seed} {self.number}"),
+            now_us=self.now_us,
+        )
+        self.carry(self.coordinator.serve(mesh.specs, self.now_us))
+        self.look()
+
+    def publish_whole(self) -> None:
+        memory = self.whole.memory[self.number]
+        device = DeviceFact(
+            name="cpu", kind="cpu", memory_bytes=memory, memory_bandwidth_bytes_per_s=20 * 10**9, source="measured"
+        )
+        self.facts = self.agent.facts(self.now_us)
+        self.publish(
+            detected_memory_bytes=memory,
+            devices=(device,),
+            stages=self.facts,
+            max_term=self.coordinator.snapshot(self.now_us).term,
+        )
+
+    def look(self) -> None:
+        """Row out, membership in."""
+        self.look_at_us = self.now_us + SECOND
+        if self.facts != self.agent.facts(self.now_us) or not self.core.own_row.devices:
+            self.publish_whole()
+        facts = tuple(facts_of(member) for member in self.core.members().values())
+        self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
+        self.carry(self.coordinator.on_members(facts, self.now_us))
+        self.coordinator.validate()
+        self.agent.validate()
+
+    def carry_out(self, effects: list[Any]) -> None:
+        super().carry_out(effects)
+        if any(isinstance(effect, MemberChanged) for effect in effects) and hasattr(self, "coordinator"):
+            self.look_at_us = self.now_us
+
+    def on_message(self, sender: str, message: Any, lane: str, now_us: int) -> None:
+        decoded: Any = decode(message)
+        if decoded.type in REPLIES:
+            self.carry(self.coordinator.on_reply(NodeId(sender), decoded, now_us))
+        elif decoded.type in CLAIMS:
+            self.carry(self.agent.on_message(NodeId(sender), decoded, now_us))
+            self.look_at_us = now_us
+        else:
+            super().on_message(sender, message, lane, now_us)
+        self.network.arm(self.name)
+
+    def on_timer(self, now_us: int) -> None:
+        if self.core.next_deadline() is not None and self.core.next_deadline() <= now_us:
+            super().on_timer(now_us)
+        if now_us >= self.look_at_us:
+            self.look()
+        self.carry(self.agent.on_timer(now_us))
+        self.carry(self.coordinator.on_timer(now_us))
+
+    def next_deadline(self) -> int | None:
+        due = [self.core.next_deadline()]
+        if hasattr(self, "coordinator"):
+            due += [self.look_at_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.now_us)]
+        return min((each for each in due if each is not None), default=None)
+
+    def carry(self, effects: list[Any]) -> None:
+        for effect in effects:
+            self._carry_one(effect)
+        self.network.arm(self.name)
+
+    def _carry_one(self, effect: Any) -> None:
+        match effect:
+            case chief.Send(peer, message) | stage.Reply(peer, message):
+                if peer == self.name:
+                    self._after(0, lambda: self.on_message(self.name, encode(message), "stream", self.now_us))
+                else:
+                    self.network.send(self.name, peer, encode(message), "stream")
+            case chief.PersistTerm(term):
+                self.whole.terms[self.number] = term
+                self._after(500, lambda: self.carry(self.coordinator.on_term_persisted(term, self.now_us)))
+            case chief.ComputePlan(request_id, _, problem):
+                self._after(
+                    250_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), self.now_us))
+                )
+            case stage.Persist(slot, record):
+                self.whole.records[self.number][slot] = record
+            case stage.Load(slot, ballot):
+                self._after(LOAD_US, lambda: self._runtime(stage.Loaded(slot, ballot)))
+            case stage.Unload(slot, ballot):
+                self._after(SECOND, lambda: self._runtime(stage.Unloaded(slot, ballot)))
+
+    def _runtime(self, event: Any) -> None:
+        self.carry(self.agent.on_runtime(event, self.now_us))
+        self.look_at_us = self.now_us
+
+    def _after(self, delay_us: int, action: Any) -> None:
+        life = self.network.hosts[self.name].life
+
+        def run() -> None:
+            if self.network.hosts[self.name].life == life:
+                action()
+                self.network.arm(self.name)
+
+        self.network.at(self.network.now_us + delay_us, run)
+
+
+class WholeMesh(Mesh):
+    """Nodes with the same memory each; one model."""
+
+    def __init__(self, nodes: int, seed: int, memory: int, specs: tuple[ServedModelSpec, ...]) -> None:
+        super().__init__(nodes, seed)
+        self.memory = dict.fromkeys(self.numbers, memory)
+        self.specs = specs
+        self.terms = dict.fromkeys(self.numbers, 0)
+        self.records: dict[int, dict[Any, Any]] = {number: {} for number in self.numbers}
+
+    def start(self, number: int, *, seeds: tuple[str, ...] | None = None) -> WholePort:
+        port = WholePort(self, number, tuple(each for each in seeds or self.seeds if each != self.address(number)))
+        self.ports[number] = port
+        self.network.start(port.name, port)
+        port.publish()
+        port.begin(self)
+        return port
+
+    def chiefs(self) -> list[WholePort]:
+        """Who believes to coordinate."""
+        ports = [port for port in self.ports.values() if isinstance(port, WholePort)]
+        return [port for port in ports if port.coordinator.snapshot(port.now_us).role == "coordinator"]
+
+    def serving(self) -> tuple[NodeId, ...]:
+        """Nodes of the plan that the only coordinator routes to and whose agents all serve it; else empty."""
+        chiefs = self.chiefs()
+        if len(chiefs) != 1:
+            return ()
+        (item,) = chiefs[0].coordinator.snapshot(chiefs[0].now_us).slots
+        agents = {port.name: port.agent for port in self.ports.values() if isinstance(port, WholePort)}
+        active = {name: agent.record(item.slot).active for name, agent in agents.items()}
+        whole = item.routable and all(
+            active.get(node_id) is not None and active[node_id].ballot == item.ballot for node_id in item.nodes
+        )
+        return item.nodes if whole else ()
