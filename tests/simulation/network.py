@@ -17,84 +17,15 @@ Every delivery and every effect goes into a running hash: two runs of a seed mus
 import hashlib
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Any
+
+from tests.simulation.network_parts import Connection, Host, Shape, SimPort, Traffic
 
 IDLE_US = 45_000_000
 CONNECT_US = 3_000_000
 SEGMENT_BYTES = 1_150
 STREAM_PTO_US = 50_000
-
-
-class SimPort(Protocol):
-    """What the network needs from whoever drives a core. ``now_us`` is the host's own monotonic time.
-
-    Messages are opaque to the network; ``size_of`` tells how long one is on the wire.
-    """
-
-    def on_connected(self, peer: str, address: str, now_us: int) -> None: ...
-
-    def on_disconnected(self, peer: str, now_us: int) -> None: ...
-
-    def on_message(self, sender: str, message: Any, lane: str, now_us: int) -> None: ...
-
-    def on_timer(self, now_us: int) -> None: ...
-
-    def on_clock_gap(self, gap_us: int, now_us: int) -> None: ...
-
-    def next_deadline(self) -> int | None: ...
-
-
-@dataclass(slots=True)
-class Shape:
-    """One directed pair. Probabilities in thousandths."""
-
-    delay_us: int = 500
-    jitter_us: int = 200
-    loss_milli: int = 0
-    duplicate_milli: int = 0
-    blocked: bool = False
-    datagrams_blocked: bool = False
-
-
-@dataclass(slots=True)
-class Host:
-    """One machine. ``name`` is its identity at the time it connects; ``address`` is where it listens."""
-
-    name: str
-    address: str
-    port: SimPort | None = None
-    up: bool = True
-    asleep_us: int = 0
-    frozen_until_us: int = 0
-    frozen_for_us: int = 0
-    suspended: bool = False
-    timer_at_us: int = -1
-    life: int = 0
-    links: dict[str, "Connection"] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Connection:
-    """Between two hosts; ``free_at_us`` keeps each direction in order."""
-
-    serial: int
-    ends: tuple[str, str]
-    since_us: int
-    known_to: set[str]
-    free_at_us: dict[str, int] = field(default_factory=dict)
-    arrived_us: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Counters of one host."""
-
-    datagrams: int = 0
-    datagram_bytes: int = 0
-    stream_messages: int = 0
-    stream_bytes: int = 0
 
 
 class SimNetwork:
