@@ -14,10 +14,12 @@ _TOKEN_BAR_WIDTH = 60
 
 
 def milliseconds(us: float | None) -> str:
-    """``12 345`` µs → ``12.3 ms``; unknown is shown as such."""
+    """``12 345`` µs → ``12.3 ms``, from ten seconds on in seconds; unknown is shown as such."""
     if us is None:
         return "unknown"
     ms = us / 1_000
+    if ms >= 10_000:
+        return f"{ms / 1_000:,.1f} s"
     return f"{ms:,.0f} ms" if ms >= 1_000 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
 
 

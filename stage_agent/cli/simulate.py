@@ -123,7 +123,7 @@ def _speed(outcome: Outcome) -> Table:
     table.add_column()
     order = " → ".join(f"{one.node_id} [{one.layer_start}, {one.layer_end})" for one in outcome.plan.stages)
     failed = f", {outcome.failed:,} failed" if outcome.failed else ""
-    table.add_row("plan", f"{order}; {outcome.plan.parallel_lanes} lanes, {outcome.plan.placement}")
+    table.add_row("plan", f"{order}; lanes: {outcome.plan.parallel_lanes}, {outcome.plan.placement}")
     table.add_row("requests", f"{outcome.completed:,} answered{failed} in {outcome.span_us / 1e6:,.1f} s")
     table.add_row("throughput", f"{outcome.tokens_per_s:,.2f} tokens/s")
     table.add_row("one stream", f"{outcome.decode_tok_s_per_stream:,.2f} tokens/s while decoding")

@@ -167,7 +167,7 @@ def _concurrency(left: "Axes", right: "Axes", scenario: Scenario, outcome: Outco
     for axes in (left, right):
         axes.axvline(lanes, color="#999", linewidth=0.8, linestyle=":")
         axes.grid(alpha=0.25)
-    left.set_title(f"speed of one stream ({lanes} lanes: dotted)", loc="left")
+    left.set_title(f"speed of one stream (dotted: lanes, {lanes})", loc="left")
     right.set_title("throughput and waiting", loc="left")
     left.legend(loc="lower right", fontsize=8)
     handles = [*right.get_lines()[:1], *waiting.get_lines()]
