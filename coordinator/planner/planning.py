@@ -18,7 +18,7 @@ from coordinator.planner.validate import check_problem, missing_facts
 
 CAPACITY_ONLY: Placement = "capacity_only"
 PERFORMANCE_AWARE: Placement = "performance_aware"
-ELEMENTS_PER_MS = 120_000
+ELEMENTS_PER_MS = 300_000
 """Matrix elements the proof search touches per millisecond of budget: what turns a time into a count (measured)."""
 THROUGHPUT_SHARE = 4
 """A throughput value takes several serial searches; it is given this many budgets."""

@@ -29,6 +29,7 @@ from coordinator.planner.twins import twins_of
 BEAM_WIDTH = 48
 PRICE_ROUNDS = 80
 REPRICE_ROUNDS = 16
+SHARPEN_ROUNDS = 60
 SEARCH_NODES = 40
 """Larger fleets are searched on a shortlist. (Used-node sets are bits of one int64: at most 62.)"""
 
@@ -156,6 +157,13 @@ class Searcher:
         problem = self.ordered(mode, table, period_us)
         beam = self._beam(problem, aim)
         best = beam if beam.best < first.best else first
+        if best.best < INFINITE and priced.bound * 1_000 < best.best * 995:
+            # the bound is loose: aim again, now at a plan that is probably the best
+            priced = price_nodes(table.cost, mode, best.best, SHARPEN_ROUNDS, priced.prices)
+            self.budget.charge(priced.work)
+            if known is None:
+                self.prices[key] = priced.prices
+            problem = self.ordered(mode, table, period_us)
         proof = search(problem, min(aim, beam.best), self.budget)
         best = proof if proof.best < best.best else best
         return Outcome(best.best, min(proof.lower, best.best), best.sequence, best.cuts)

@@ -21,6 +21,7 @@ from tests.property.planner.meshes import mesh
 from tests.property.planner.test_oracle import check_against_oracle
 
 RESULTS = Path(__file__).parent / "results" / "planner.jsonl"
+SECOND = PlanRequest(context_length=16_384, parallel_lanes=1, search_budget_ms=1_000)
 FAST_ENGINE = Calibration(name="in-box", per_stage_us=150, per_hop_us=300)
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3_600)]
 
@@ -80,14 +81,18 @@ def test_typical_meshes_are_proven_within_the_default_budget() -> None:
 @pytest.mark.parametrize("engine", [Calibration(), FAST_ENGINE], ids=["skippy", "in-box"])
 def test_twelve_nodes_take_at_most_a_second(engine: Calibration) -> None:
     runs = summarise(
-        "twelve", [mesh(seed, 12, stages=3 + seed % 3, calibration=engine) for seed in range(40)], engine=engine.name
+        "twelve",
+        [mesh(seed, 12, stages=3 + seed % 3, calibration=engine, request=SECOND) for seed in range(40)],
+        engine=engine.name,
     )
     assert sum(run.proven and run.cpu_ms <= 1_000 for run in runs) >= 0.9 * len(runs)
 
 
 @pytest.mark.parametrize("engine", [Calibration(), FAST_ENGINE], ids=["skippy", "in-box"])
 def test_sixteen_to_twenty_nodes_stay_within_two_percent(engine: Calibration) -> None:
-    questions = [mesh(seed, 16 + seed % 5, stages=3 + seed % 4, calibration=engine) for seed in range(40)]
+    questions = [
+        mesh(seed, 16 + seed % 5, stages=3 + seed % 4, calibration=engine, request=SECOND) for seed in range(40)
+    ]
     runs = summarise("sixteen_to_twenty", questions, engine=engine.name)
     assert sum(run.gap <= 0.02 and run.cpu_ms <= 1_000 for run in runs) >= 0.9 * len(runs)
 
