@@ -22,6 +22,7 @@ from coordinator.assignment.effects import Decided, Decision, Effect
 from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings
 from coordinator.assignment.slot import SlotCoordinator
 from coordinator.assignment.snapshot import CoordinatorSnapshot, slot_snapshot
+from coordinator.assignment.upkeep import Strays
 from coordinator.election.campaign import Campaign
 from coordinator.election.canonical import canonical_coordinator, serving_ballot
 from coordinator.election.settle import SettleBarrier
@@ -75,6 +76,9 @@ class Coordinator:
         self._view = ClusterView(node_id)
         self._canonical: NodeId | None = None
         self._slots: dict[Slot, SlotCoordinator] = {}
+        self._ended: dict[Slot, Strays] = {}
+        """Slots that are not wanted any more: a lost retirement is repeated while rows still show them."""
+        self._sweep_at_us = 0
         self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         self._excluded: set[NodeId] = {NodeId(name) for name in planner.exclude_nodes}
         self._pin_coordinator = election.pin_coordinator
@@ -127,11 +131,13 @@ class Coordinator:
         wanted = {spec.slot: spec for spec in models}
         for name in [known for known in self._slots if known not in wanted]:
             ended = self._slots.pop(name)
+            if len(self._ended) >= MAX_SLOTS:
+                del self._ended[next(iter(self._ended))]
+            self._ended[name] = Strays()
             if self._is_coordinator:
                 effects += ended.withdraw("not wanted any more", self._moment(ended, now_us))
-            else:
-                ended.step(self._moment(ended, now_us))
         for name, spec in wanted.items():
+            self._ended.pop(name, None)
             known = self._slots.get(name)
             if known is None:
                 self._slots[name] = self._new_slot(spec)
@@ -224,6 +230,10 @@ class Coordinator:
         for name in self._by_priority():
             slot = self._slots[name]
             effects += slot.step(self._moment(slot, now_us))
+        if self._is_coordinator and self._ended and now_us >= self._sweep_at_us and self._barrier.settled(now_us):
+            self._sweep_at_us = now_us + self._election.keepalive_us
+            for name, strays in self._ended.items():
+                effects += strays.clear(name, None, self._view, self._campaign.claim(), now_us)
         return self._noted(effects)
 
     def _elect(self, now_us: int) -> None:

@@ -43,7 +43,9 @@ from protocol.ballots import BallotReply
 from protocol.ids import NodeId, Term
 
 CHECK_INTERVAL_US = 1_000_000
-"""Problems are built and hashed at most this often per slot."""
+"""Problems are built and hashed at most this often per slot …"""
+HEALTHY_CHECK_INTERVAL_US = 5_000_000
+"""… and this often while a whole plan serves: in a mesh of 100 a problem has thousands of links."""
 
 
 class SlotCoordinator:
@@ -255,7 +257,7 @@ class SlotCoordinator:
         return [self._decided(moment, "attempt_failed", failed.reason, new=attempt.plan.plan_hash)]
 
     def _activated(self, outcome: RunningPlan, moment: Moment) -> list[Effect]:
-        old = self.running
+        old, self._check_at_us = self.running, 0
         participant_hash, moved_by_timing = self._attempt_round
         self.watch.replace(replace(outcome, rollback=old if moved_by_timing else None))
         self.participant_hash, self.refused, self.withdrawn = participant_hash, None, False
@@ -298,7 +300,7 @@ class SlotCoordinator:
                 return []
             self._deferred = True
             return [self._decided(moment, "deferred", "a surviving stage's node is not settled yet")]
-        self._check_at_us = now_us + CHECK_INTERVAL_US
+        self._check_at_us = now_us + (HEALTHY_CHECK_INTERVAL_US if need == "changed" else CHECK_INTERVAL_US)
         culprits = self._culprits.current(now_us)
         terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running)
         problem = build_problem(moment.view, terms, self._quantiser)

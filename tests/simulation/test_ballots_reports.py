@@ -405,3 +405,16 @@ def test_a_move_that_made_it_slower_is_rolled_back_and_not_tried_again():
     assert decided(made, "rolled_back")
     run(made, 900)
     assert slot(made).plan.plan_hash != moved
+
+
+def test_a_model_that_is_not_wanted_any_more_is_unloaded_even_if_the_retirement_is_lost():
+    made = mesh({A: 8, B: 8, C: 8}, 10)
+    run(made, 30)
+    nodes = slot(made).nodes
+    made.weather.blocked = {(one, other) for one in (A, B, C) for other in (A, B, C)}
+    for process in made.live():
+        made.run_in(process, lambda process=process: process.carry(process.coordinator.serve((), made.now_us)))
+    run(made, 1)
+    made.weather.blocked = set()
+    run(made, 40)
+    assert all(made.processes[node_id][0].agent.record(SLOT).active is None for node_id in nodes)
