@@ -12,18 +12,32 @@ if TYPE_CHECKING:
     from stage_agent.runtimes.reference.runtime import ReferenceRuntime
 
 PREFILL_CHUNK_TOKENS = 256
+CONVERSATION_BIT = 1 << 63
+"""Set in the session ids of conversations, so that they never meet those of single requests."""
 
 
 class Generator:
-    """Answers requests through one ``ReferenceRuntime`` that is stage 0; at most its lanes at a time, others wait."""
+    """Answers requests through one ``ReferenceRuntime`` that is stage 0; at most its lanes at a time, others wait.
+
+    A conversation keeps its caches on all stages between requests, also across plans that change only neighbours: what a new
+    prompt shares with it is not run again. Whether every stage still holds its part is found out by trying: a stage that
+    does not, refuses, and the request is run from its beginning.
+    """
 
     def __init__(self, runtime: "ReferenceRuntime") -> None:
         self._runtime = runtime
         self._lanes: asyncio.Semaphore | None = None
         self._last_request_id = 0
+        self._cached: dict[int, tuple[int, ...]] = {}
+        """Tokens that each conversation has run through the stages; the least recently used first."""
 
     async def generate(
-        self, prompt: tuple[int, ...], max_new_tokens: int, stop_tokens: frozenset[int], on_token: Callable[[int], None]
+        self,
+        prompt: tuple[int, ...],
+        max_new_tokens: int,
+        stop_tokens: frozenset[int],
+        on_token: Callable[[int], None],
+        conversation: int | None,
     ) -> Generation:
         """See ``ReferenceRuntime.generate``."""
         assignment, decoder = self._runtime.serving
@@ -31,23 +45,52 @@ class Generator:
         if self._lanes is None:  # a runtime keeps its lanes for life
             self._lanes = asyncio.Semaphore(max(1, assignment.lanes))
         async with self._lanes:
-            assignment, _ = self._runtime.serving
-            self._last_request_id = max(self._last_request_id + 1, assignment.first_request_id)
-            request = _Request(self._runtime, self._last_request_id, prompt)
+            held = self._cached.pop(conversation, ()) if conversation is not None else ()
+            request = self._request(prompt, conversation, _shared(held, prompt))
             try:
-                return await request.run(max_new_tokens, stop_tokens, on_token)
-            finally:
+                try:
+                    result = await request.run(max_new_tokens, stop_tokens, on_token)
+                except GenerationInterrupted as interruption:
+                    if interruption.reason != "refused" or not interruption.retriable or not request.start:
+                        raise
+                    request = self._request(prompt, conversation, 0)
+                    result = await request.run(max_new_tokens, stop_tokens, on_token)
+            except BaseException:
                 await request.end()
+                raise
+            if conversation is None:
+                await request.end()
+            else:
+                await self._keep(conversation, (*prompt, *result.tokens[:-1]))
+            return result
+
+    def _request(self, prompt: tuple[int, ...], conversation: int | None, start: int) -> "_Request":
+        assignment, _ = self._runtime.serving
+        self._last_request_id = max(self._last_request_id + 1, assignment.first_request_id)
+        session = self._last_request_id if conversation is None else CONVERSATION_BIT | conversation
+        return _Request(self._runtime, self._last_request_id, session, prompt, start)
+
+    async def _keep(self, conversation: int, tokens: tuple[int, ...]) -> None:
+        """Remember what is cached; one conversation fewer than lanes, so that a request always finds room."""
+        self._cached[conversation] = tokens
+        while len(self._cached) > max(1, self._runtime.serving[0].lanes - 1):
+            oldest = next(iter(self._cached))
+            del self._cached[oldest]
+            await self._request((0,), oldest, 0).end()
 
 
 class _Request:
-    """One flow. Request and session are numbered alike: nothing is continued across requests."""
+    """One flow: a request within a session. ``start`` tokens of the prompt are already cached on every stage."""
 
-    def __init__(self, runtime: "ReferenceRuntime", number: int, prompt: tuple[int, ...]) -> None:
+    def __init__(
+        self, runtime: "ReferenceRuntime", number: int, session: int, prompt: tuple[int, ...], start: int
+    ) -> None:
         self._runtime = runtime
         self._number = number
+        self._session = session
         self._prompt = prompt
         self._step = 0
+        self.start = start
 
     async def run(
         self, max_new_tokens: int, stop_tokens: frozenset[int], on_token: Callable[[int], None]
@@ -74,16 +117,12 @@ class _Request:
         await self._runtime.discard(frame)
 
     async def _prefill(self) -> int:
-        size = PREFILL_CHUNK_TOKENS
-        chunks = [(start, self._prompt[start : start + size]) for start in range(0, len(self._prompt), size)]
-        return await self._predict(
-            [
-                self._frame(
-                    FrameKind.PREFILL, start, chunk, FLAG_LAST_CHUNK if start + size >= len(self._prompt) else 0
-                )
-                for start, chunk in chunks
-            ]
-        )
+        size, end = PREFILL_CHUNK_TOKENS, len(self._prompt)
+        frames = [
+            self._frame(FrameKind.PREFILL, at, self._prompt[at : at + size], FLAG_LAST_CHUNK if at + size >= end else 0)
+            for at in range(self.start, end, size)
+        ]
+        return await self._predict(frames)
 
     async def _predict(self, frames: list[StageFrame]) -> int:
         """Run the frames, all of the present step, and wait for its prediction."""
@@ -107,7 +146,7 @@ class _Request:
         return StageFrame(
             kind=kind,
             request_id=self._number,
-            session_id=self._number,
+            session_id=self._session,
             pos_start=start,
             token_count=len(tokens),
             marks=marks,
@@ -116,6 +155,12 @@ class _Request:
             current_token=tokens[-1] if tokens else -1,
             token_ids=tokens,
         )
+
+
+def _shared(held: tuple[int, ...], prompt: tuple[int, ...]) -> int:
+    """How many tokens need not be run again: the common beginning, but at least one token must run to predict the next."""
+    limit = min(len(held), len(prompt) - 1)
+    return next((index for index in range(limit) if held[index] != prompt[index]), limit)
 
 
 def _check(prompt: tuple[int, ...], max_new_tokens: int, vocabulary: int, context_length: int) -> None:

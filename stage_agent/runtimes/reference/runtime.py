@@ -113,13 +113,15 @@ class ReferenceRuntime:
         max_new_tokens: int,
         stop_tokens: frozenset[int] = frozenset(),
         on_token: Callable[[int], None] = lambda _: None,
+        conversation: int | None = None,
     ) -> Generation:
         """Stage 0 only: up to ``max_new_tokens`` tokens after ``prompt``, greedily; a stop token is included.
 
+        ``conversation`` (below 2**63) keeps the caches afterwards for a prompt that begins with the same tokens.
         Deterministic: the same prompt gives the same tokens however the model is split. Raises ``GenerationInterrupted``,
         which says whether sending the request again may help.
         """
-        return await self._generator.generate(prompt, max_new_tokens, stop_tokens, on_token)
+        return await self._generator.generate(prompt, max_new_tokens, stop_tokens, on_token, conversation)
 
     @property
     def serving(self) -> tuple[StageAssignment, StageDecoder]:

@@ -284,6 +284,73 @@ def test_a_new_cache_epoch_forgets_what_was_cached_and_the_same_one_keeps_it(mod
     assert asyncio.run(run()) == [1, 1, 0]
 
 
+def prefilled(chain: Chain) -> list[int]:
+    """Prompt tokens sent from stage 0, request by request."""
+    frames = [open_sealed(sealed)[1] for source, _, sealed in chain.link.sent if source == "n0"]
+    return [frame.token_count for frame in frames if frame.kind is FrameKind.PREFILL]
+
+
+def test_a_conversation_runs_only_what_is_new_also_after_a_plan_that_kept_the_caches(model: Path) -> None:
+    plan = assignments([(0, 2), (2, 4), (4, 6)])
+
+    async def run() -> tuple[list[tuple[int, ...]], Chain]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(plan)
+            first = await chain.driver.generate(PROMPT, 5, conversation=1)
+            longer = (*PROMPT, *first.tokens, 7, 8)
+            second = await chain.driver.generate(longer, 5, conversation=1)
+            await chain.activate(plan, LATER)
+            third = await chain.driver.generate((*longer, *second.tokens, 9), 5, conversation=1)
+            await chain.stop()
+        return [second.tokens, third.tokens], chain
+
+    (second, third), chain = asyncio.run(run())
+    assert prefilled(chain) == [40, 3, 2]
+    longer = (*PROMPT, *asyncio.run(generated(model, [(0, 6)])).tokens[:5], 7, 8)
+    assert second == asyncio.run(generated(model, [(0, 6)], longer)).tokens[:5]
+    assert third == asyncio.run(generated(model, [(0, 6)], (*longer, *second, 9))).tokens[:5]
+
+
+@pytest.mark.parametrize("rebuilt", [0, 1, 2])
+def test_a_conversation_starts_over_when_any_stages_cache_became_meaningless(model: Path, rebuilt: int) -> None:
+    plan = assignments([(0, 2), (2, 4), (4, 6)])
+    after = list(plan)
+    after[rebuilt] = after[rebuilt].model_copy(update={"cache_epoch": CacheEpoch(value=1)})
+
+    async def run() -> tuple[tuple[int, ...], tuple[int, ...], Chain]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(plan)
+            first = await chain.driver.generate(PROMPT, 5, conversation=1)
+            await chain.activate(after, LATER)
+            longer = (*PROMPT, *first.tokens, 7)
+            second = await chain.driver.generate(longer, 5, conversation=1)
+            await chain.stop()
+        return longer, second.tokens, chain
+
+    longer, second, chain = asyncio.run(run())
+    assert second == asyncio.run(generated(model, [(0, 6)], longer)).tokens[:5]
+    assert prefilled(chain)[-1] == len(longer)
+
+
+def test_conversations_beyond_the_lanes_are_forgotten_on_every_stage(model: Path) -> None:
+    async def run() -> list[int]:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)], lanes=3))
+            for conversation in range(6):
+                await chain.driver.generate(PROMPT, 3, conversation=conversation)
+            await chain.driver.generate(PROMPT, 3)
+            held = [0, 0]
+            for _ in range(200):  # the last notice travels behind the answer
+                held = [len(runtime._worker._sessions) for runtime in chain.runtimes]
+                if held == [2, 2]:
+                    break
+                await asyncio.sleep(0.01)
+            await chain.stop()
+        return held
+
+    assert asyncio.run(run()) == [2, 2]
+
+
 def test_no_more_sessions_are_cached_than_there_are_lanes(model: Path) -> None:
     async def run() -> tuple[int, int]:
         async with asyncio.TaskGroup() as tasks:
