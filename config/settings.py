@@ -189,6 +189,34 @@ class RuntimeSettings(Section):
     )
 
 
+class ArtifactSettings(Section):
+    """Model files between peers, and the store under the cache directory that keeps what was fetched."""
+
+    mode: Literal["off", "trusted", "open"] = Field(
+        default="off",
+        description="off: no transfers; trusted: serve a peer what its assignment names; open: serve every admitted peer",
+    )
+    bandwidth_limit_bytes_per_s: int | None = Field(
+        default=None, ge=65_536, le=2**53, description="of all transfers together, each direction; unset = none"
+    )
+    store_bytes_max: int = Field(
+        default=107_374_182_400, ge=0, le=2**53, description="above it the least recently used is deleted"
+    )
+    free_bytes_min: int = Field(default=1_073_741_824, ge=0, le=2**53, description="always left free on the disk")
+    uploads_max: int = Field(default=8, ge=1, le=256, description="served at the same time; more are told to wait")
+    downloads_max: int = Field(default=2, ge=1, le=16, description="fetched at the same time by one load")
+    reply_timeout_us: int = Field(default=10_000_000, ge=10_000, le=600_000_000)
+    stall_timeout_us: int = Field(
+        default=30_000_000, ge=10_000, le=600_000_000, description="512 KiB must come within this, or the peer is left"
+    )
+    give_up_us: int = Field(
+        default=60_000_000, ge=0, le=3_600_000_000, description="no peer gave a byte for this long: the load fails"
+    )
+    partial_max_age_us: int = Field(
+        default=604_800_000_000, ge=0, description="an unfinished file untouched for longer is deleted at start"
+    )
+
+
 class ProbeSettings(Section):
     """Measuring this machine (DESIGN §7)."""
 
@@ -239,6 +267,7 @@ class Settings(Section):
     planner: PlannerSettings = PlannerSettings()
     model: ModelSettings = ModelSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
     probe: ProbeSettings = ProbeSettings()
     shape: ShapeSettings = ShapeSettings()
     api: ApiSettings = ApiSettings()
