@@ -44,6 +44,14 @@ def test_only_the_founder_can_let_itself_in():
     assert list(book) == [FOUNDER.node_id]
 
 
+def test_an_admitted_node_cannot_replace_its_statement_by_one_of_its_own_but_may_say_that_it_is_gone():
+    book = AdmissionBook(MESH, [FOUNDING, say(FOUNDER, PEOPLE[1]), say(PEOPLE[1], PEOPLE[2])])
+    assert not book.merge(say(PEOPLE[1], PEOPLE[1], version=9))
+    assert {PEOPLE[1].node_id, PEOPLE[2].node_id} <= set(book)
+    assert book.merge(say(PEOPLE[1], PEOPLE[1], version=9, revoked=True))
+    assert PEOPLE[1].node_id not in book
+
+
 def test_an_admission_by_somebody_who_is_not_admitted_is_not_taken():
     book = AdmissionBook(MESH, [FOUNDING])
     assert not book.merge(say(PEOPLE[1], PEOPLE[2]))
