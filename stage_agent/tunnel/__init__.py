@@ -1,0 +1,1 @@
+"""Loopback TCP between nodes, inside the mesh's encrypted bulk streams."""
