@@ -10,6 +10,7 @@ import numpy as np
 
 from coordinator.planner.bounds import price_nodes, walk_bounds
 from coordinator.planner.cost import Matrix
+from coordinator.planner.cuts import fixed_order
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.ordered import search
@@ -147,6 +148,8 @@ class Searcher:
             first = self._beam(self.ordered(mode, table, period_us, priced=False), upper)
             if first.best >= INFINITE and first.lower >= upper:
                 return Outcome(INFINITE, first.lower)
+            running = self._running(mode, table) if period_us is None else first
+            first = running if running.best < min(first.best, upper) else first
         aim = min(upper, first.best)
         priced = price_nodes(table.cost, mode, aim, PRICE_ROUNDS if known is None else REPRICE_ROUNDS, known)
         self.budget.charge(priced.work)
@@ -167,6 +170,19 @@ class Searcher:
         proof = search(problem, min(aim, beam.best), self.budget)
         best = proof if proof.best < best.best else best
         return Outcome(best.best, min(proof.lower, best.best), best.sequence, best.cuts)
+
+    def _running(self, mode: HopArrays, table: SpanTable) -> Outcome:
+        """The order that runs now, cut anew, where it is still possible: a first plan, better or not."""
+        wanted = self.instance.problem.request.incumbent
+        if not wanted or not set(wanted) <= set(self.spans.ids) or len(set(wanted)) != len(wanted):
+            return Outcome(INFINITE, 0)
+        sequence = tuple(self.spans.ids.index(node_id) for node_id in wanted)
+        used = sum(1 << node for node in sequence)
+        if len(sequence) < self.minimum_stages or used & self.must != self.must or sequence[0] not in self.starts:
+            return Outcome(INFINITE, 0)
+        order = fixed_order(table.cost, mode, sequence)
+        best = order.best()
+        return Outcome(best, 0, sequence, order.cuts()) if best < INFINITE else Outcome(INFINITE, 0)
 
     def _beam(self, problem: OrderedProblem, upper: int) -> Outcome:
         return search(problem, upper, self.budget, width=BEAM_WIDTH)

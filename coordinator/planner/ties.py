@@ -10,12 +10,13 @@ keeps its own order, and only its cuts are settled.
 import numpy as np
 
 from coordinator.planner.cost import Matrix
+from coordinator.planner.cuts import fixed_order
 from coordinator.planner.instance import Candidate
 from coordinator.planner.memory import Shape
 from coordinator.planner.ordered import parents, search
 from coordinator.planner.searcher import Searcher
 from coordinator.planner.span_costs import INFINITE
-from coordinator.planner.states import Level, OrderedProblem, Outcome, min_plus
+from coordinator.planner.states import Level, OrderedProblem, Outcome
 
 ORDER_LIMIT = 128
 TIE_WIDTH = 1_024
@@ -106,27 +107,10 @@ def _widest(
     searcher: Searcher, problem: OrderedProblem, sequence: tuple[int, ...], best: int, required: Matrix
 ) -> tuple[int, ...] | None:
     """Cuts of cost ``best`` on ``sequence`` that leave the most memory on the fullest node; ``None`` if none cost that."""
-    count, stages = problem.cost.shape[1], len(sequence)
-    lead = sequence[0] if problem.hops.arc.shape[0] > 1 else 0
-    before = np.full((1, count), INFINITE, dtype=np.int64)
-    before[0, 0] = 0
-    forward = [before]
-    for index, node in enumerate(sequence):
-        closed = min_plus(forward[-1], problem.cost[node])
-        hop = problem.hops.arc[lead, node, sequence[index + 1]] if index + 1 < stages else 0
-        forward.append(np.minimum(closed + hop, INFINITE))
-    after = np.full(count, INFINITE, dtype=np.int64)
-    after[-1] = int(problem.hops.final[sequence[-1], sequence[0]])
-    if int(forward[-1][0, -1] + after[-1]) != best:
+    order = fixed_order(problem.cost, problem.hops, sequence)
+    if order.best() != best:
         return None
-    tight: list[Matrix] = []
-    for index in range(stages - 1, -1, -1):
-        node = sequence[index]
-        hop = int(problem.hops.arc[lead, node, sequence[index + 1]]) if index + 1 < stages else 0
-        total = forward[index][0][:, None] + problem.cost[node] + hop + after[None, :]
-        tight.insert(0, np.where(total == best, searcher.spans.usable[node] - required, -1))
-        after = np.minimum((problem.cost[node] + hop + after[None, :]).min(axis=1), INFINITE)
-    return _widest_path(tight)
+    return _widest_path(order.rooms(best, [searcher.spans.usable[node] - required for node in sequence]))
 
 
 def _widest_path(rooms: list[Matrix]) -> tuple[int, ...]:

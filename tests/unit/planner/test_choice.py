@@ -153,3 +153,11 @@ def test_the_budget_is_counted_in_work_so_a_clock_changes_nothing_but_the_elapse
     timed, plain = plan(question, clock_us=lambda: next(ticks)), placed(question)
     assert timed.search.elapsed_ms > 0
     assert replace(timed, search=plain.search) == plain
+
+
+def test_the_running_order_is_a_starting_point_and_never_changes_the_optimum() -> None:
+    nodes = [node(name, 11 * GB // 2, speed * GB) for name, speed in (("a", 100), ("b", 400), ("c", 900))]
+    question = problem(nodes, ring("abc", 1_000))
+    for running in (("a", "b"), ("a", "b", "c"), ("ghost",), ("b", "b")):
+        again = replace(question, request=replace(question.request, incumbent=running))
+        assert layout(placed(again)) == layout(placed(question))
