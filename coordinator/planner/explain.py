@@ -1,17 +1,18 @@
 """Why this plan: the price of every stage and hop, its rivals, and what would change it (DESIGN §8).
 
 Rivals are answers of the same planner to a slightly different question, so they are the best of their kind: the chosen
-nodes in memory order with memory-only cuts, the best plan without each chosen node, the best single node. Each carries
-its cost difference and the one stage or hop that accounts for most of it.
+nodes in memory order with memory-only cuts, the best plan without each chosen node, the best plan with each node that
+was left out, the best single node. Each carries its cost difference and the one stage or hop that accounts for most of it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from coordinator.planner.assemble import assemble
 from coordinator.planner.capacity import CapacityWalk
-from coordinator.planner.cost import Matrix
 from coordinator.planner.diagnostics import milliseconds
 from coordinator.planner.instance import Candidate, Instance, prepare
 from coordinator.planner.memory import Shape
@@ -20,8 +21,10 @@ from coordinator.planner.planning import plan as place
 from coordinator.planner.problem import PlanningProblem
 from coordinator.planner.span_costs import required_matrix
 
-RivalKind = Literal["memory_order", "without_node", "single_node"]
+RivalKind = Literal["memory_order", "without_node", "with_node", "single_node"]
 MAX_RIVALS_WITHOUT = 16
+MAX_RIVALS_WITH = 8
+"""Of the nodes left out, those with the most memory are asked about."""
 UNMODELLED = SearchCertificate(proven_optimal=False, gap=None, expanded=0, elapsed_ms=0)
 
 
@@ -64,6 +67,7 @@ def explain(problem: PlanningProblem, plan: Plan, *, clock_us: Callable[[], int]
     rivals = (
         _memory_order(instance, plan),
         *(_without(problem, plan, stage.node_id, clock_us) for stage in plan.stages[:MAX_RIVALS_WITHOUT]),
+        *(_with(problem, plan, node_id, clock_us) for node_id in _left_out(instance, plan)[:MAX_RIVALS_WITH]),
         _single(instance, plan),
     )
     return Explanation(plan, terms_of(plan), rivals, _changes(plan, rivals))
@@ -143,18 +147,12 @@ def _memory_order(instance: Instance, plan: Plan) -> Rival:
 
 def _walk(instance: Instance, shape: Shape, indices: list[int]) -> Candidate | None:
     walk = CapacityWalk(instance)
-    orders: Matrix = _row(indices)
+    orders = np.array([indices], dtype=np.int64)
     cuts, feasible = walk.cuts(orders, required_matrix(instance, shape))
     if not feasible[0]:
         return None
     ids = tuple(instance.nodes[index].node_id for index in indices)
     return Candidate(shape, ids, tuple(int(cut) for cut in cuts[0]))
-
-
-def _row(indices: list[int]) -> Matrix:
-    import numpy as np
-
-    return np.array([indices], dtype=np.int64)
 
 
 def _assembled(instance: Instance, candidate: Candidate) -> Plan:
@@ -176,6 +174,17 @@ def _without(problem: PlanningProblem, plan: Plan, node_id: str, clock_us: Calla
     )
     found = place(replace(problem, request=other), clock_us=clock_us)
     return _rival("without_node", f"without {node_id}", plan, found)
+
+
+def _left_out(instance: Instance, plan: Plan) -> list[str]:
+    chosen = {stage.node_id for stage in plan.stages}
+    return [node.node_id for node in instance.nodes if node.node_id not in chosen]
+
+
+def _with(problem: PlanningProblem, plan: Plan, node_id: str, clock_us: Callable[[], int] | None) -> Rival:
+    required = problem.request.require_nodes | {node_id}
+    other = replace(problem.request, require_nodes=required, policy="best_effort", locked=None)
+    return _rival("with_node", f"with {node_id}", plan, place(replace(problem, request=other), clock_us=clock_us))
 
 
 def _single(instance: Instance, plan: Plan) -> Rival:
@@ -204,11 +213,19 @@ def _changes(plan: Plan, rivals: tuple[Rival, ...]) -> tuple[str, ...]:
             f"{dearest.kind} {dearest.name} is the dearest term: {milliseconds(dearest.cost_us or 0)} ms, {share} % of a token."
         )
     for rival in rivals:
-        if rival.kind == "without_node" and rival.difference_us is not None and rival.difference_us > 0:
+        if rival.difference_us is None or rival.difference_us <= 0:
+            continue
+        by = milliseconds(rival.difference_us)
+        if rival.kind == "without_node":
             node = rival.label.removeprefix("without ")
             sentences.append(
-                f"{node} saves {milliseconds(rival.difference_us)} ms per token; it would be left out once its stage and hops "
-                f"cost that much more."
+                f"{node} saves {by} ms per token; it would be left out once its stage and hops cost that much more."
+            )
+        elif rival.kind == "with_node" and rival.term is not None:
+            node = rival.label.removeprefix("with ")
+            sentences.append(
+                f"{node} is left out: with it a token takes {by} ms more, mostly for {rival.term.kind} {rival.term.name}; "
+                f"it would be used once its stage and hops cost that much less."
             )
     if plan.target.met is False:
         sentences.append(f"The target needs {milliseconds(tpot - plan.target.decode_tpot_us)} ms less per token.")

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from coordinator.planner.cost import STAGE_US_LIMIT, Matrix
+from coordinator.planner.cost import STAGE_US_LIMIT, Matrix, StageTimes
 from coordinator.planner.instance import Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.network import Network
@@ -110,22 +110,21 @@ def legal_spans(instance: Instance) -> Matrix:
 def span_costs(instance: Instance, ids: tuple[str, ...]) -> SpanCosts:
     """Prepare the nodes ``ids``, which must all have a bandwidth."""
     nodes = {node.node_id: node for node in instance.nodes}
-    groups: dict[object, int] = {}
-    bases: list[Matrix] = []
-    group = []
-    legal = legal_spans(instance)
+    distinct: dict[object, StageTimes] = {}
     for node_id in ids:
         times = instance.times[node_id]
         assert times is not None
-        key = times.key
-        if key not in groups:
-            groups[key] = len(bases)
-            matrix = times.matrix()
-            bases.append(np.where((legal == 1) & (matrix <= STAGE_US_LIMIT), matrix * SCALE + 1, INFINITE))
-        group.append(groups[key])
+        distinct.setdefault(times.key, times)
+    place = {key: index for index, key in enumerate(distinct)}
+    legal = legal_spans(instance)
+    base = np.full((len(distinct), *legal.shape), INFINITE, dtype=np.int64)
+    for row, times in zip(base, distinct.values(), strict=True):
+        matrix = times.matrix()
+        np.copyto(row, matrix * SCALE + 1, where=(legal == 1) & (matrix <= STAGE_US_LIMIT))
+    group = [place[times.key] for node_id in ids if (times := instance.times[node_id]) is not None]
     return SpanCosts(
         ids=ids,
-        base=np.stack(bases),
+        base=base,
         group=np.array(group, dtype=np.int64),
         usable=np.array([instance.usable[node_id] for node_id in ids], dtype=np.int64),
         limit=np.array([instance.span_limit(nodes[node_id]) for node_id in ids], dtype=np.int64),
