@@ -21,7 +21,7 @@ from aioquic.quic.events import (
 
 from protocol.codec import MAX_CONTROL_BYTES, MAX_GREETING_BYTES, FrameReader, frame
 from protocol.errors import WireError
-from protocol.quic.address import shown
+from protocol.quic.address import SocketAddress, shown
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
 from protocol.quic.mutual import datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
@@ -69,9 +69,12 @@ class QuicCarrier(QuicConnectionProtocol):
         self._dialled = dialled
         self._reader = FrameReader(MAX_GREETING_BYTES)
         self._pending_since_us: int | None = None
+        self._address: SocketAddress | None = None
+        self._address_shown = ""
         self._typed = dialled
         self._shut = False
         self.sent_us = self.heard_us = now_us()
+        self.unanswered_since_us: int | None = None
 
     # ---- Carrier ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +86,10 @@ class QuicCarrier(QuicConnectionProtocol):
     @property
     def address(self) -> str:
         """Follows NAT rebinding."""
-        return shown(self._quic.get_peer_address())
+        present = self._quic.get_peer_address()
+        if present != self._address:
+            self._address, self._address_shown = present, shown(present)
+        return self._address_shown
 
     @property
     def datagrams(self) -> bool:
@@ -97,7 +103,7 @@ class QuicCarrier(QuicConnectionProtocol):
         data = frame(raw)
         if self._dialled and self._quic.get_next_available_stream_id() == CONTROL_STREAM:
             data = CONTROL_TYPE + data
-        self.sent_us = self._now_us()
+        self._mark_sent()
         self._quic.send_stream_data(CONTROL_STREAM, data)
         self._transmit_soon()
 
@@ -105,7 +111,7 @@ class QuicCarrier(QuicConnectionProtocol):
         """One datagram; the caller has checked its size."""
         if self._shut:
             return False
-        self.sent_us = self._now_us()
+        self._mark_sent()
         self._quic.send_datagram_frame(raw)
         self._transmit_soon()
         return True
@@ -132,7 +138,7 @@ class QuicCarrier(QuicConnectionProtocol):
 
     def keep_alive(self) -> None:
         """Make the path carry something in both directions (NAT bindings; server→client is black-holed otherwise)."""
-        self.sent_us = self._now_us()
+        self._mark_sent()
         self._quic.send_ping(0)
         self._transmit_soon()
 
@@ -144,7 +150,7 @@ class QuicCarrier(QuicConnectionProtocol):
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         """A packet for this connection (it may still be forged: liveness only decides between connections)."""
-        self.heard_us = self._now_us()
+        self.heard_us, self.unanswered_since_us = self._now_us(), None
         super().datagram_received(data, addr)
 
     def quic_event_received(self, event: QuicEvent) -> None:
@@ -166,6 +172,10 @@ class QuicCarrier(QuicConnectionProtocol):
                 self.conversation.closed("unadmitted" if phrase == "refused" else reason)
             case _:
                 pass
+
+    def _mark_sent(self) -> None:
+        self.sent_us = self._now_us()
+        self.unanswered_since_us = self.unanswered_since_us or self.sent_us
 
     def _stream(self, data: bytes, *, ended: bool) -> None:
         if not self._typed and data:

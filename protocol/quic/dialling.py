@@ -113,7 +113,8 @@ class Dialler:
             if not session.dialled or session.target in self._attempts:
                 continue
             since_us = now_us - self._mended_us.get(peer, session.since_us)
-            silent = carrier.sent_us > carrier.heard_us and now_us - carrier.heard_us >= SILENCE_US
+            begun_us = carrier.unanswered_since_us
+            silent = begun_us is not None and now_us - begun_us >= SILENCE_US
             if carrier.path == "quic" and silent and since_us >= MEND_EVERY_US:
                 self._mend(peer, session, self._fall_back)
             elif carrier.path == "tls" and since_us >= self.settings.udp_retry_us:

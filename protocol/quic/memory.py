@@ -162,6 +162,7 @@ class MemoryCarrier:
         self._shut = False
         self._arrives_us = 0
         self.sent_us = self.heard_us = node.network.clock_us()
+        self.unanswered_since_us: int | None = None
 
     @property
     def path(self) -> Path:

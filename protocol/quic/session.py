@@ -55,6 +55,10 @@ class Carrier(Protocol):
     def heard_us(self) -> int:
         """When anything at all last came from the peer."""
 
+    @property
+    def unanswered_since_us(self) -> int | None:
+        """When the first thing was sent since anything was heard; None when nothing was."""
+
     def trust(self) -> None:
         """The peer is admitted: larger frames may come from now on."""
 

@@ -39,6 +39,7 @@ class TlsCarrier:
         self._line: DelayLine | None = None
         self._address = shown(writer.get_extra_info("peername"))
         self.sent_us = self.heard_us = now_us()
+        self.unanswered_since_us: int | None = None
 
     @property
     def path(self) -> Path:
@@ -62,7 +63,7 @@ class TlsCarrier:
     def write(self, raw: bytes) -> None:
         """One frame."""
         if not self._shut:
-            self.sent_us = self._now_us()
+            self._mark_sent()
             self._put(frame(raw))
 
     def write_datagram(self, raw: bytes) -> bool:
@@ -85,7 +86,7 @@ class TlsCarrier:
 
     def keep_alive(self) -> None:
         """Something for middle boxes and the peer's idle timer."""
-        self.sent_us = self._now_us()
+        self._mark_sent()
         self._put(_KEEP_ALIVE)
 
     def shut(self, reason: str) -> None:
@@ -119,8 +120,12 @@ class TlsCarrier:
             self._writer.transport.abort()
             self.conversation.closed(reason)
 
+    def _mark_sent(self) -> None:
+        self.sent_us = self._now_us()
+        self.unanswered_since_us = self.unanswered_since_us or self.sent_us
+
     def _take(self, data: bytes) -> None:
-        self.heard_us = self._now_us()
+        self.heard_us, self.unanswered_since_us = self._now_us(), None
         try:
             frames = self._frames.feed(data)
         except WireError as error:

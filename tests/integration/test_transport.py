@@ -261,14 +261,15 @@ def test_an_ipv4_peer_is_reached_from_a_dual_stack_socket_and_shown_as_ipv4():
     run(main())
 
 
-def test_a_quiet_connection_is_kept_alive_by_the_dialler():
+def test_a_quiet_connection_is_kept_alive_by_the_dialler_and_starts_nothing_else():
     async def main():
-        patient = QuicSettings(keepalive_us=300_000, idle_timeout_us=1_500_000)
+        patient = QuicSettings(keepalive_us=2_200_000, idle_timeout_us=3_600_000)
         alpha, beta = mesh("alpha", "beta", settings=patient)
         async with running(alpha, beta):
             await beta.meet(alpha)
-            await asyncio.sleep(4)
+            await asyncio.sleep(5)
             assert alpha.seen(PeerDisconnected) == beta.seen(PeerDisconnected) == []
+            assert beta.transport.counters.handshakes["started"] == 1, "silence before a keepalive is not a dead path"
 
     run(main())
 

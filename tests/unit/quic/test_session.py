@@ -32,6 +32,7 @@ class Wire:
         self.trusted = False
         self.begun_us = None
         self.sent_us = self.heard_us = now()
+        self.unanswered_since_us = None
         self._now = now
 
     def write(self, raw):
