@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from config.settings import AssignmentSettings
 from coordinator.assignment.running import RunningPlan
 from coordinator.planner.plan import Plan, PlannedStage
-from protocol.ballots import CacheEpoch, Promise, StageAssignment
+from protocol.ballots import CacheEpoch, Promise, StageAssignment, StageShare
 from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId, Slot
 from protocol.wire import MAX_INTEGER
@@ -44,6 +44,15 @@ def assignments_of(
     """One assignment per stage, in stage order, bound to the process starts that promised."""
     first_request_id = min(ballot.term << REQUESTS_PER_TERM_BITS, MAX_INTEGER)
     count = len(plan.stages)
+    shares = tuple(
+        StageShare(
+            node_id=stage.node_id,
+            layer_start=stage.layer_start,
+            layer_end=stage.layer_end,
+            parameter_bytes=stage.parameter_bytes,
+        )
+        for stage in plan.stages
+    )
     result: dict[NodeId, StageAssignment] = {}
     for index, stage in enumerate(plan.stages):
         node_id = NodeId(stage.node_id)
@@ -75,5 +84,6 @@ def assignments_of(
             first_request_id=first_request_id,
             calibration=plan.calibration,
             load_deadline_us=load_deadline_us(stage.parameter_bytes, settings),
+            stages=shares,
         )
     return result

@@ -2,12 +2,23 @@
 
 from typing import Literal
 
-from config.settings import AssignmentSettings
+from config.settings import AssignmentSettings, ReplanSettings
 from coordinator.assignment.moment import Moment
 from coordinator.assignment.rounds import Need
+from coordinator.assignment.running import RunningPlan
 from coordinator.assignment.watch import PlanWatch
 from coordinator.planner.problem import LockedTopology
+from coordinator.replan import Observation, must_roll_back
 from protocol.ids import NodeId
+
+
+def rollback_due(
+    settings: ReplanSettings, running: RunningPlan | None, observed: Observation | None, baseline_tpot_us: int | None
+) -> bool:
+    """The last move was by measured timings and made things worse. ``baseline_tpot_us``: measured before the move."""
+    if running is None or running.rollback is None or observed is None or baseline_tpot_us is None:
+        return False
+    return must_roll_back(settings, before_tpot_us=baseline_tpot_us, observed=observed)
 
 
 def need_of(
@@ -16,7 +27,7 @@ def need_of(
     settings: AssignmentSettings,
     moment: Moment,
     *,
-    rollback_due: bool,
+    roll_back: bool,
     round_not_before_us: int,
 ) -> Need | Literal["deferred"] | None:
     """``None``: nothing to do now. ``deferred``: broken, but a survivor's node must settle first.
@@ -39,7 +50,7 @@ def need_of(
         return "deferred" if unsure and not waited else "broken"
     if locked is not None:
         return None
-    if rollback_due:
+    if roll_back:
         return "rollback"
     if unsure or not moment.settled or now_us < round_not_before_us:
         return None

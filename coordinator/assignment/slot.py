@@ -14,7 +14,7 @@ Level-triggered: every input updates what is known, then ``step`` looks at every
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from coordinator.assignment.attempt import Attempt, AttemptFailed
 from coordinator.assignment.blame import far_below_predicted
@@ -28,8 +28,8 @@ from coordinator.assignment.effects import (
     Publish,
 )
 from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings, problem_terms
-from coordinator.assignment.needs import need_of
-from coordinator.assignment.rounds import Conclusion, Judgement, Need, PlanningRound, timeless_hash
+from coordinator.assignment.needs import need_of, rollback_due
+from coordinator.assignment.rounds import Conclusion, Judgement, PlanningRound, timeless_hash
 from coordinator.assignment.running import RunningPlan
 from coordinator.assignment.upkeep import retire_all, retire_left_out
 from coordinator.assignment.watch import PlanWatch
@@ -37,7 +37,7 @@ from coordinator.election.campaign import Campaign
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import LockedTopology
-from coordinator.replan import Observation, must_roll_back
+from coordinator.replan import Observation
 from coordinator.view import SignalQuantiser, build_problem
 from protocol.ballots import BallotReply
 from protocol.ids import NodeId, Term
@@ -46,6 +46,9 @@ CHECK_INTERVAL_US = 1_000_000
 """Problems are built and hashed at most this often per slot …"""
 HEALTHY_CHECK_INTERVAL_US = 5_000_000
 """… and this often while a whole plan serves: in a mesh of 100 a problem has thousands of links."""
+
+TERM_TIMEOUT_US = 10_000_000
+"""A term that is not durable by then will not be: the disk is full or gone."""
 
 
 class SlotCoordinator:
@@ -80,6 +83,7 @@ class SlotCoordinator:
         self._quantiser: Final = self.quantiser_type()
         self._rejected: set[str] = set()
         self._term_persisted = False
+        self._attempt_since_us = 0
         self._attempt_round: tuple[str, bool] = ("", False)
         self._planned_timeless = ""
         self._refused_hash = ""
@@ -164,7 +168,7 @@ class SlotCoordinator:
         return self._conclude(concluded, answer, moment)
 
     def respecify(self, spec: ServedModelSpec) -> None:
-        """The same model with another source, priority or lock."""
+        """Another source, priority or lock for the same model."""
         self.spec = replace(spec, locked=spec.locked or self.spec.locked)
 
     def lock(self, topology: LockedTopology | None) -> None:
@@ -173,14 +177,13 @@ class SlotCoordinator:
         self.reconsider()
 
     def reconsider(self) -> None:
-        """Forget what was considered or refused: the next step may start a round."""
+        """Forget what was considered or refused: a round may start."""
         self.participant_hash, self._refused_hash, self._round_not_before_us = "", "", 0
 
     def validate(self) -> None:
         """Internal invariants; asserts."""
         assert self.attempt is None or self.round is None, "planning and migrating at once"
-        if self.attempt is not None:
-            assert self.attempt.outcome is None, "a finished attempt was not taken note of"
+        assert self.attempt is None or self.attempt.outcome is None, "a finished attempt was not taken note of"
 
     def on_observed(self, observed: Observation, moment: Moment) -> list[Effect]:
         """Measured speed and traffic of the running plan; far too slow is raised once per plan."""
@@ -234,8 +237,14 @@ class SlotCoordinator:
     # ------------------------------------------------------------------ the attempt
 
     def _drive(self, moment: Moment) -> list[Effect]:
-        if self.attempt is None or not self._term_persisted:
+        if self.attempt is None:
             return []
+        if not self._term_persisted:
+            if moment.now_us < self._attempt_since_us + TERM_TIMEOUT_US:
+                return []
+            self.attempt = None
+            self._campaign.refused(moment.now_us, contested=False)
+            return [self._decided(moment, "attempt_failed", "the term could not be written")]
         effects = self.attempt.on_view(moment.view, moment.now_us)
         effects += self.attempt.on_timer(moment.now_us)
         return effects + self._after_attempt(moment)
@@ -281,9 +290,8 @@ class SlotCoordinator:
             self._deferred = False
             for node_id, why in self.watch.failed_here().items():
                 self._culprits.blame(node_id, why, moment.now_us)
-        if self.busy or moment.now_us < since_us + self.settings.assignment.withdraw_grace_us:
-            return []
-        return self.withdraw("no replacement within the grace", moment)
+        over = moment.now_us >= since_us + self.settings.assignment.withdraw_grace_us
+        return self.withdraw("no replacement within the grace", moment) if over and not self.busy else []
 
     # ------------------------------------------------------------------ planning
 
@@ -292,7 +300,15 @@ class SlotCoordinator:
         blocked = self.busy or not moment.may_start or now_us < self._campaign.not_before_us
         if blocked or now_us < self._check_at_us:
             return []
-        need = self._need(moment)
+        roll_back = rollback_due(self.settings.replan, self.running, self.observed, self._baseline_tpot_us)
+        need = need_of(
+            self.watch,
+            self.spec.locked,
+            self.settings.assignment,
+            moment,
+            roll_back=roll_back,
+            round_not_before_us=self._round_not_before_us,
+        )
         if need is None:
             return []
         if need == "deferred":
@@ -323,22 +339,6 @@ class SlotCoordinator:
             timings_only=timeless_hash(problem) == self._planned_timeless,
         )
         return list(self.round.start())
-
-    def _need(self, moment: Moment) -> Need | Literal["deferred"] | None:
-        return need_of(
-            self.watch,
-            self.spec.locked,
-            self.settings.assignment,
-            moment,
-            rollback_due=self._rollback_due(),
-            round_not_before_us=self._round_not_before_us,
-        )
-
-    def _rollback_due(self) -> bool:
-        running = self.running
-        if running is None or running.rollback is None or self.observed is None or self._baseline_tpot_us is None:
-            return False
-        return must_roll_back(self.settings.replan, before_tpot_us=self._baseline_tpot_us, observed=self.observed)
 
     def _conclude(self, concluded: PlanningRound, answer: Conclusion, moment: Moment) -> list[Effect]:
         now_us = moment.now_us
@@ -381,7 +381,7 @@ class SlotCoordinator:
             settings=self.settings.assignment,
             force=moment.force,
         )
-        self._term_persisted = False
+        self._term_persisted, self._attempt_since_us = False, moment.now_us
         self._attempt_round = (concluded.participant_hash, answer.moved_by_timing)
         self._planned_timeless = timeless_hash(concluded.problem)
         decision = Decision(

@@ -74,6 +74,10 @@ class StageAgent:
             slot: SlotState(slot, record, kept_at_us=now_us, restarted=True) for slot, record in restored.items()
         }
         self._state_available = True
+        self._before: dict[Slot, SlotState | None] = {}
+        """The slot of the last input as it was before."""
+        self._last_event: RuntimeEvent | None = None
+        self._unrecorded: list[RuntimeEvent] = []
         self._loads: Final = LoadLedger(self._slots, usable_memory_bytes)
         self._claims: Final = Claims(
             node_id=node_id,
@@ -102,11 +106,32 @@ class StageAgent:
         self._claims.draining = False
 
     def on_state(self, *, available: bool) -> list[StageEffect]:
-        """The store failed (every ballot is refused) or works again (every record is written before anything else)."""
+        """A ``Persist`` failed, or the store may work again.
+
+        On failure (call it before anything else reaches this core) the last input is taken back: its effects behind the
+        failed write were not carried out, its answer did not leave, and what served before serves on. Every ballot is
+        refused until ``available``; then all records are written again, and events of the runtime that could not be
+        recorded are taken up by the next ``on_timer``.
+        """
         self._state_available = available
-        if not available:
-            return []
-        return [Persist(slot, state.record) for slot, state in sorted(self._slots.items())]
+        if available:
+            self._before = {}
+            return [Persist(slot, state.record) for slot, state in sorted(self._slots.items())]
+        for slot, before in self._before.items():
+            if before is None:
+                del self._slots[slot]
+            else:
+                self._slots[slot] = before
+        if self._last_event is not None:
+            self._unrecorded.append(self._last_event)
+        self._before, self._last_event = {}, None
+        return []
+
+    def _remember(self, slot: Slot, event: RuntimeEvent | None = None) -> None:
+        """Before every input: what to go back to."""
+        state = self._slots.get(slot)
+        self._before = {slot: None if state is None else state.snapshot()}
+        self._last_event = event
 
     # ------------------------------------------------------------------ ballots
 
@@ -115,6 +140,7 @@ class StageAgent:
         ballot, slot = epoch_from_wire(message.ballot), Slot(message.slot)
         if isinstance(message, Prepare | Stage | Activate) and sender != ballot.node_id:
             return [Count("ballot_sender_mismatch")]
+        self._remember(slot)
         state = self._slots.get(slot)
         if state is None:
             if not isinstance(message, Prepare | Stage):
@@ -149,6 +175,13 @@ class StageAgent:
 
     def on_runtime(self, event: RuntimeEvent, now_us: int) -> list[StageEffect]:
         """What became of a load. Events of labels that are not held any more are stale and change nothing."""
+        if not self._state_available and isinstance(event, LoadFailed):
+            self._unrecorded.append(event)
+            return []
+        self._remember(event.slot, event)
+        return self._runtime(event, now_us)
+
+    def _runtime(self, event: RuntimeEvent, now_us: int) -> list[StageEffect]:
         state = self._slots.get(event.slot)
         if state is None:
             return []
@@ -226,24 +259,34 @@ class StageAgent:
         return verdict
 
     def on_timer(self, now_us: int) -> list[StageEffect]:
-        """Orphans: no keepalive and no frame for ``orphan_us`` means that nobody counts on this load any more."""
-        effects: list[StageEffect] = []
-        for _, state in sorted(self._slots.items()):
+        """Orphans: no keepalive and no frame for ``orphan_us`` means that nobody counts on this load any more.
+
+        One record a call, so that a failed write takes back exactly one change.
+        """
+        if not self._state_available:
+            return []
+        if self._unrecorded:
+            return self.on_runtime(self._unrecorded.pop(0), now_us)
+        for slot, state in sorted(self._slots.items()):
             due = self._orphan_at_us(state)
-            if due is None or now_us < due:
-                continue
-            record = state.record
-            for held in (record.accepted, record.active):
-                if held is not None:
-                    effects += [Count("orphaned"), *self._claims.close_active(state, held.ballot)]
-            state.kept_at_us = now_us
-        return effects
+            held = state.record.active or state.record.accepted
+            if due is not None and now_us >= due and held is not None:
+                self._remember(slot)
+                return [Count("orphaned"), *self._claims.close_active(state, held.ballot)]
+        return []
 
     def next_deadline(self) -> int | None:
-        """When the first slot becomes an orphan."""
-        return min(
-            (due for state in self._slots.values() if (due := self._orphan_at_us(state)) is not None), default=None
-        )
+        """When the first slot becomes an orphan; 0 (at once) while something waits to be recorded.
+
+        Asking means that the effects of the last input are done: it can not be taken back any more.
+        """
+        self._before = {}
+        if not self._state_available:
+            return None
+        if self._unrecorded:
+            return 0
+        orphans = (self._orphan_at_us(state) for state in self._slots.values())
+        return min((due for due in orphans if due is not None), default=None)
 
     def _orphan_at_us(self, state: SlotState) -> int | None:
         if state.record.accepted is None and state.record.active is None:

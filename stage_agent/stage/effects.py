@@ -1,7 +1,7 @@
 """What the stage core asks its driver to do, and what the driver and the runtime tell it.
 
 Effects are carried out strictly in the order given. A ``Persist`` must be durable before the next effect starts; if it
-fails, the rest of the list is dropped and ``StageAgent.on_state(available=False)`` is called.
+fails, the rest of the list is dropped and ``StageAgent.on_state(available=False)`` is called, which takes the input back.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ unload, their memory still counted until the runtime says it is free. Loads with
 share weights; shared weights count once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from protocol.ballots import StageAssignment
@@ -72,6 +72,13 @@ class SlotState:
     """Last word of the promised ballot's coordinator, for stickiness."""
     restarted: bool = False
     """The record says active, but that process is gone."""
+
+    def snapshot(self) -> "SlotState":
+        """A copy to go back to if the next record cannot be written."""
+        leaving = {ballot: replace(held) for ballot, held in self.leaving.items()}
+        serving = None if self.serving is None else replace(self.serving)
+        staged = None if self.staged is None else replace(self.staged)
+        return replace(self, serving=serving, staged=staged, leaving=leaving)
 
     def holds(self) -> list[Held]:
         """Everything that occupies or will occupy memory, waiting loads included."""

@@ -47,6 +47,8 @@ def heal(mesh: BallotMesh) -> None:
             mesh.start(node_id)
         for clone in running[1:]:
             mesh.crash(clone)
+    for disk in mesh.disks.values():
+        disk.full = False
     for process in mesh.live():
         process.frozen_until_us = 0
         mesh.thaw(process)
@@ -87,6 +89,9 @@ class Chaos:
             self.drain,
             self.mend,
         )
+
+        if mesh.variant.full_disks:
+            self.faults += (self.fill_disk, self.fill_disk)
 
     def begin(self, for_us: int) -> None:
         self.until_us = self.mesh.now_us + for_us
@@ -186,6 +191,18 @@ class Chaos:
 
         mesh.log(f"{victim.node_id} drains")
         mesh.at(mesh.now_us + mesh.random.randrange(3 * SECOND, 20 * SECOND), resume)
+
+    def fill_disk(self) -> None:
+        mesh = self.mesh
+        node_id = mesh.random.choice(mesh.node_ids)
+        disk = mesh.disks[node_id]
+        disk.full = True
+        mesh.log(f"the disk of {node_id} is full")
+
+        def empty() -> None:
+            disk.full = False
+
+        mesh.at(mesh.now_us + mesh.random.randrange(SECOND, 20 * SECOND), empty)
 
     def clone(self) -> None:
         victim, mesh = self.victim(), self.mesh

@@ -57,6 +57,7 @@ class Variant:
     )
     blank_instances: bool = False
     clones: bool = False
+    full_disks: bool = False
     noise_milli: int = 30
     election: ElectionSettings = ELECTION
     assignment: AssignmentSettings = ASSIGNMENT
@@ -86,6 +87,7 @@ class Disk:
         self.term = 0
         self.boots = 0
         self.slots: dict[str, str] = {}
+        self.full = False
 
     def restore(self) -> dict[Slot, SlotRecord]:
         return {Slot(name): SlotRecord.from_document(json.loads(text)) for name, text in self.slots.items()}
@@ -252,6 +254,10 @@ class Process:
                     self.write(effect)
                 mesh.crash(self)
                 return
+            if isinstance(effect, stage.Persist) and self.disk.full:
+                self.agent.on_state(available=False)
+                self.later(SECOND, lambda: self.carry(self.agent.on_state(available=True)))
+                return
             self.carry_one(effect)
 
     def write(self, effect: stage.Persist) -> None:
@@ -263,6 +269,8 @@ class Process:
         match effect:
             case Send(peer, message) | stage.Reply(peer, message):
                 mesh.send(self, peer, encode(message))
+            case PersistTerm() if self.disk.full:
+                pass  # the driver says why in its log; the core must not wait for ever
             case PersistTerm(term):
                 self.disk.term = max(self.disk.term, term)
                 self.later(1_000, lambda: self.carry(self.coordinator.on_term_persisted(term, mesh.now_us)))

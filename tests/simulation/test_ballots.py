@@ -6,7 +6,7 @@ A failing seed prints the command that replays it; add it to ``KEPT`` when the c
 import pytest
 
 from tests.simulation.ballot_chaos import run_seed
-from tests.simulation.ballot_mesh import SECOND, BallotMesh
+from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
 
 KEPT = (
     5,  # a node was blamed for a retirement that the coordinator itself had asked for
@@ -27,6 +27,11 @@ def test_no_invariant_breaks_and_every_mesh_converges_after_healing(first):
 @pytest.mark.parametrize("seed", KEPT)
 def test_seeds_that_failed_once_pass(seed):
     run_seed(seed)
+
+
+def test_disks_that_are_full_for_a_while_break_nothing_either():
+    for seed in range(10):
+        run_seed(seed, Variant(full_disks=True), chaos_us=45 * SECOND)
 
 
 def test_a_calm_mesh_plans_once_and_serves_every_request():

@@ -5,7 +5,7 @@ import pytest
 from protocol.ballots import Active, Promise, Ready, StageProgress
 from protocol.fencing import epoch_from_wire
 from protocol.ids import NodeId
-from stage_agent.stage.effects import ActivateRuntime, Count, Load, Persist, Reply, Unload
+from stage_agent.stage.effects import ActivateRuntime, Count, Load, LoadFailed, Persist, Reply, Unload
 from tests.unit.stage.builders import (
     HASH,
     MINE,
@@ -262,8 +262,53 @@ def test_more_slots_than_a_row_can_state_are_refused():
 def test_an_unwritable_store_refuses_every_ballot_and_rewrites_all_when_it_is_back():
     made = agent()
     tell(made, prepare(ballot(1)))
+    made.next_deadline()  # the driver is done with it
     made.on_state(available=False)
     assert refusal(tell(made, prepare(ballot(2)))).reason == "state_unavailable"
     (again,) = made.on_state(available=True)
     assert isinstance(again, Persist)
     assert again.record.promised == ballot(1)
+
+
+def test_an_input_whose_record_cannot_be_written_is_taken_back_and_what_serves_serves_on():
+    made = agent()
+    serve(made, ballot(1))
+    before = made.record(SLOT), made.facts(0)
+    for message in (prepare(ballot(2)), stage(ballot(2), OTHER_HASH, assignment(start=4, end=8))):
+        tell(made, message)
+        made.on_state(available=False)
+        assert (made.record(SLOT), made.facts(0)) == before
+        assert made.accept_frame(SLOT, ballot(1), 1 << 30, None, 0).accepted
+        made.on_state(available=True)
+
+
+def test_an_activation_that_cannot_be_written_can_be_repeated():
+    made = agent()
+    tell(made, prepare(ballot(1)))
+    finish(made, tell(made, stage(ballot(1))))
+    tell(made, activate(ballot(1)))
+    made.on_state(available=False)
+    assert made.facts(0)[0].state == "ready"
+    made.on_state(available=True)
+    assert [type(effect) for effect in tell(made, activate(ballot(1)))] == [Persist, ActivateRuntime, Reply]
+
+
+def test_a_failed_load_that_could_not_be_recorded_is_told_once_the_store_works():
+    made = agent()
+    tell(made, prepare(ballot(1)))
+    tell(made, stage(ballot(1)))
+    made.on_runtime(LoadFailed(SLOT, ballot(1)), 0)
+    made.on_state(available=False)
+    assert made.next_deadline() is None
+    made.on_state(available=True)
+    assert made.next_deadline() == 0
+    (nack,) = replies(made.on_timer(0))
+    assert nack.reason == "load_failed"
+    assert made.record(SLOT).accepted is None
+
+
+def test_a_slot_whose_first_promise_cannot_be_written_is_unknown_again():
+    made = agent()
+    tell(made, prepare(ballot(1)))
+    made.on_state(available=False)
+    assert made.facts(0) == ()
