@@ -20,7 +20,7 @@ from stage_agent.artifacts.partial_file import PartialFile
 from stage_agent.artifacts.session import PEER_FAULTS, HolderSession, OpenBulk
 from stage_agent.artifacts.store import ArtifactStore
 from stage_agent.artifacts.token_bucket import TokenBucket
-from stage_agent.artifacts.wire import Complaint, FileRequest, Granted, Refused
+from stage_agent.artifacts.wire import WAITING, Complaint, FileRequest, Granted, Refused
 
 DISTRUST_US = 600_000_000
 MAX_DISTRUSTED = 4_096
@@ -69,7 +69,7 @@ class Means:
         self.report(PeerMisbehaved(peer, digest, fault))
 
     async def rounds(self, moved: Callable[[], int]) -> AsyncGenerator[int, None]:
-        """Attempt numbers with growing pauses between them, until ``give_up_us`` went by without ``moved()`` growing."""
+        """Attempts with growing pauses between them, until ``give_up_us`` went by without ``moved()`` growing."""
         pause_us, last, last_us = PAUSE_MIN_US, moved(), self.clock_us()
         for attempt in range(MAX_ATTEMPTS):
             yield attempt
@@ -99,6 +99,7 @@ class Download:
         self._sessions = sessions
         self._progress = progress
         self._received = 0
+        self._waits = 0
         self._alone = False
         self._refusals: dict[NodeId, str] = {}
 
@@ -144,7 +145,7 @@ class Download:
     async def _complete(self, partial: PartialFile) -> None:
         if await self._judged(partial):
             return
-        async with aclosing(self._means.rounds(lambda: self._received)) as rounds:
+        async with aclosing(self._means.rounds(lambda: self._received + self._waits)) as rounds:
             async for _ in rounds:
                 for peer in self._candidates(partial):
                     await self._from(peer, partial)
@@ -201,8 +202,9 @@ class Download:
         try:
             reply = await session.ask(request)
             match reply:
-                case Refused():
-                    self._refusals[peer] = reply.reason
+                case Refused(reason=reason):
+                    self._refusals[peer] = reason
+                    self._waits += reason in WAITING
                 case Granted(size_bytes=size, length=length) if size == self._file.size_bytes and length == left:
                     await self._receive(session, reply, partial)
                 case Granted():

@@ -27,12 +27,14 @@ from stage_agent.artifacts.stage_files import (
     manifest_at,
     needed,
 )
-from stage_agent.artifacts.wire import Listed, ListRequest, Refused
+from stage_agent.artifacts.wire import WAITING, Listed, ListRequest, Refused
 from stage_agent.model_files import PackageFiles, locate
 from stage_agent.model_source import model_files, open_model
 
 Progress = Callable[[int, int], None]
-"""``progress(here_bytes, needed_bytes)`` of the stage's files; never goes back."""
+"""``progress(here_bytes, needed_bytes)`` of the stage's files; never goes back, ends with both equal."""
+PROGRESS_US = 200_000
+"""Between two reports."""
 
 _Key = tuple[str, str, int, int]
 
@@ -116,19 +118,20 @@ class PackageFetcher:
         if known is not None:
             return await self._complete(assignment, known, own, progress, None)
         asked: dict[NodeId, str] = {}
-        fetched_files = 0
-        async with aclosing(self._means.rounds(lambda: fetched_files)) as rounds:
+        waits = 0
+        async with aclosing(self._means.rounds(lambda: waits)) as rounds:
             async for _ in rounds:
                 for peer in self._means.holders(assignment.model_digest):
                     if (peer, assignment.model_digest) in self._means.distrust:
                         continue
                     listing = await self._ask(peer, assignment, asked)
                     if listing is None:
+                        waits += asked.get(peer) in WAITING
                         continue
                     try:
                         return await self._complete(assignment, listing, own, progress, peer)
                     except ArtifactError as error:
-                        if error.reason != "wrong_model" or listing.manifest is not None:
+                        if error.reason != "wrong_model":
                             raise
                         asked[peer] = str(error)
         told = ", ".join(f"{peer[:8]}: {why}" for peer, why in sorted(asked.items()))
@@ -225,13 +228,16 @@ class PackageFetcher:
         """Raises ``ArtifactError``; the first failure ends the other downloads, which keep what they have."""
         here = dict.fromkeys((file.sha256 for file in files), 0)
         total = sum({file.sha256: file.size_bytes for file in files}.values())
-        shown = 0
+        shown, told_us = 0, 0
 
         def tell(sha256: str, held_bytes: int) -> None:
-            nonlocal shown
+            nonlocal shown, told_us
             here[sha256] = held_bytes
             shown = max(shown, sum(here.values()))
-            progress(min(shown, total), total)
+            now_us = self._means.clock_us()
+            if now_us - told_us >= PROGRESS_US or shown == total:
+                told_us = now_us
+                progress(shown, total)
 
         missing: deque[ArtifactRef] = deque()
         for file in {file.sha256: file for file in files}.values():

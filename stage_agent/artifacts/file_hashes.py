@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stage_agent.artifacts.store import hash_file
-
 MAX_REMEMBERED = 4_096
 MAX_FILE_BYTES = 8 * 1_048_576
 
@@ -32,10 +30,11 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 class FileHashes:
-    """``start(hashing, name)`` runs a coroutine in the node's task group."""
+    """``start(hashing, name)`` runs a coroutine in the node's task group; ``hash_file`` blocks and raises ``OSError``."""
 
-    def __init__(self, remembered: Path, start: Callable[[Any, str], object]) -> None:
+    def __init__(self, remembered: Path, start: Callable[[Any, str], object], hash_file: Callable[[Path], str]) -> None:
         self._remembered = remembered
+        self._hash_file = hash_file
         self._start = start
         self._known: dict[Stamp, str] = _read(remembered)
         self._wanted: set[Stamp] = set()
@@ -60,7 +59,7 @@ class FileHashes:
         path = Path(stamp[0])
         try:
             async with self._one_at_a_time:
-                value = await asyncio.to_thread(hash_file, path)
+                value = await asyncio.to_thread(self._hash_file, path)
                 if stamp_of(path) == stamp:
                     self._learn(stamp, value)
                     await asyncio.to_thread(self._write, list(self._known.items()))

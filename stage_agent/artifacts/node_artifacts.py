@@ -23,7 +23,7 @@ from stage_agent.artifacts.policy import AssignedRange, assigned_ranges
 from stage_agent.artifacts.serving import ArtifactServer
 from stage_agent.artifacts.session import OpenBulk
 from stage_agent.artifacts.shelf import Shelf
-from stage_agent.artifacts.store import ArtifactStore, hash_file
+from stage_agent.artifacts.store import ArtifactStore
 from stage_agent.artifacts.token_bucket import TokenBucket
 
 HASHES_FILE = "file-hashes.json"
@@ -62,7 +62,7 @@ class NodeArtifacts:
         self._missing: dict[str, int] = {}
         self._store = ArtifactStore(root, settings, self._discarded)
         self._assembly = Assembly(root, self._store)
-        hashes = FileHashes(root / HASHES_FILE, around.start)
+        hashes = FileHashes(root / HASHES_FILE, around.start, self._store.hash)
         self._hashes = hashes
         shelf = Shelf(around.local_models, self._assembly, self._store, hashes)
         self.server = ArtifactServer(
@@ -98,13 +98,18 @@ class NodeArtifacts:
 
     async def ensure(self, assignment: StageAssignment, progress: Progress) -> Path:
         """A path at which the stage's files can be read; see ``fetcher``. Raises ``ModelError``."""
-        path = await self._fetcher.ensure(assignment, progress)
-        await self.refresh()
-        return path
+        try:
+            return await self._fetcher.ensure(assignment, progress)
+        finally:
+            await self.refresh()
 
     def release(self, assignment: StageAssignment) -> None:
         """The stage that ``ensure`` was called for is unloaded."""
         self._fetcher.release(assignment)
+
+    def close(self) -> None:
+        """The node stops: work in threads ends soon. Streams and loads end with their tasks."""
+        self._store.stop()
 
     def facts(self, packages: Iterable[ModelPackage]) -> tuple[ModelFact, ...]:
         """Of these models, for the own row; from memory."""
@@ -143,12 +148,11 @@ class NodeArtifacts:
                 await self.refresh()
             return
         self._hashes.forget(path)
-        if await asyncio.to_thread(_is_other, path, sha256):
+        if await asyncio.to_thread(self._is_other, path, sha256):
             self._around.report(OwnFileDamaged(sha256, str(path)))
 
-
-def _is_other(path: Path, sha256: str) -> bool:
-    try:
-        return hash_file(path) != sha256
-    except OSError:
-        return False  # gone meanwhile: then it is not shown either
+    def _is_other(self, path: Path, sha256: str) -> bool:
+        try:
+            return self._store.hash(path) != sha256
+        except OSError:
+            return False  # gone meanwhile: then it is not shown either

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,9 @@ class _Record(Wire):
 class PartialFile:
     """``position`` bytes of the ``size_bytes`` have been taken. Raises ``ArtifactError`` when the disk fails."""
 
-    def __init__(self, directory: Path, sha256: str, size_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, sha256: str, size_bytes: int, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self.sha256 = sha256
         self.size_bytes = size_bytes
         self.path = directory / f"{sha256}{PART}"
@@ -49,6 +52,7 @@ class PartialFile:
         self._checkpointed = 0
         self._hash = hashlib.sha256()
         self._mutex = threading.Lock()
+        self._stopping = stopping
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -120,6 +124,18 @@ class PartialFile:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
+    @staticmethod
+    def discard_abandoned(path: Path) -> None:
+        """Delete an unfinished file that no process writes; one in use stays."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.with_suffix(RECORD).unlink(missing_ok=True)
+                path.unlink()
+            finally:
+                os.close(descriptor)
+
     def _resume(self) -> None:
         record = self._read_record()
         held = os.fstat(self._descriptor).st_size
@@ -128,6 +144,8 @@ class PartialFile:
             return
         left = record.verified_bytes
         while left and (chunk := os.read(self._descriptor, min(left, HASH_CHUNK_BYTES))):
+            if self._stopping():
+                raise InterruptedError(errno.EINTR, "the node stops")
             self._hash.update(chunk)
             left -= len(chunk)
         if left or record.verified_bytes > self.size_bytes or self._hash.hexdigest() != record.prefix_sha256:

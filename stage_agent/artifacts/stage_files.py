@@ -14,7 +14,7 @@ from coordinator.model.layer_package import (
 from protocol.ballots import ArtifactRef, StageAssignment
 from protocol.errors import ModelError
 from stage_agent.artifacts.policy import FileUse
-from stage_agent.model_files import PackageFiles, locate, read_all
+from stage_agent.model_files import read_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,6 @@ def manifest_at(directory: Path) -> tuple[bytes, LayerPackageManifest]:
     path = directory / MANIFEST_NAME
     raw = read_all(path, MAX_MANIFEST_BYTES)
     return raw, read_manifest(raw, str(path))
-
-
-def lacks_nothing(path: Path, assignment: StageAssignment) -> bool:
-    """Whether everything that the stage reads can be read at ``path``, by sizes. Blocks; raises ``ModelError``."""
-    files = locate(path)
-    if not isinstance(files, PackageFiles):
-        return True  # all shards exist, or ``locate`` had refused
-    _, manifest = manifest_at(files.directory)
-    return all(
-        has_size(files.directory / artifact.path, artifact.artifact_bytes)
-        for artifact in stage_artifacts(manifest, assignment.layer_start, assignment.layer_end)
-    )
 
 
 def has_size(path: Path, size_bytes: int) -> bool:

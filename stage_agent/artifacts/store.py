@@ -42,12 +42,17 @@ class ArtifactStore:
         self._mutex = threading.RLock()
         self._arriving: dict[str, PartialFile | int] = {}
         self._pins: dict[str, int] = {}
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Hashing in threads ends at its next chunk, so that a process can leave while it checks a large file."""
+        self._stopping.set()
 
     def prepare(self) -> None:
         """Create the directories and delete what earlier runs left for too long. Raises ``ArtifactError``."""
         try:
             self._partials.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for entry in os.scandir(self._partials):
+            for entry in _entries(self._partials):
                 self._drop_if_stale(entry)
         except OSError as error:
             raise disk_failure(self._partials, error) from None
@@ -72,24 +77,30 @@ class ArtifactStore:
             status = path.stat()
         except OSError:
             return None
-        if status.st_size != size_bytes or (status.st_mtime_ns != _seal_ns(sha256) and not self.verify(sha256)):
-            self.discard(sha256, damaged=True)
+        sealed = status.st_mtime_ns == _seal_ns(sha256)
+        if status.st_size != size_bytes or not (sealed or self.verify(sha256)):
+            if not self._stopping.is_set():
+                self.discard(sha256, damaged=True)
             return None
         with contextlib.suppress(OSError):
             os.utime(path, ns=(time.time_ns(), _seal_ns(sha256)))  # orders by use, decides nothing else
         return path
 
     def verify(self, sha256: str) -> bool:
-        """Hash the blob again; seals it when it is right. False also when it is not here."""
+        """Hash the blob again; seals it when it is right. False also when it is not here, or the node stops meanwhile."""
         path = self._path(sha256)
         try:
-            if hash_file(path) != sha256:
+            if self.hash(path) != sha256:
                 return False
             path.chmod(0o444)
             os.utime(path, ns=(time.time_ns(), _seal_ns(sha256)))
         except OSError:
             return False
         return True
+
+    def hash(self, path: Path) -> str:
+        """SHA-256 of any file. Raises ``OSError``, ``InterruptedError`` after ``stop``."""
+        return hash_file(path, self._stopping.is_set)
 
     def begin(self, sha256: str, size_bytes: int) -> PartialFile:
         """Make room, and open the unfinished file of the blob. Raises ``ArtifactError``; ``end`` must follow a success."""
@@ -98,7 +109,7 @@ class ArtifactStore:
             self._make_room(size_bytes, sha256)
             self._arriving[sha256] = size_bytes
         try:
-            partial = PartialFile(self._partials, sha256, size_bytes)
+            partial = PartialFile(self._partials, sha256, size_bytes, self._stopping.is_set)
         except ArtifactError:
             self.end(sha256)
             raise
@@ -178,7 +189,7 @@ class ArtifactStore:
             disk_free_bytes=self._disk_free() + self._partial_bytes(sha256),
             keep_free_bytes=self._settings.free_bytes_min,
         )
-        chosen = victims(self.blobs(), self._pins, size_bytes, room)
+        chosen = victims([*self.blobs(), *self._abandoned(sha256)], self._pins, size_bytes, room)
         if chosen is None:
             raise ArtifactError(
                 "store_full",
@@ -186,7 +197,19 @@ class ArtifactStore:
                 f"kept free, the store may take {room.budget_bytes}; raise artifacts.store_bytes_max or free the disk",
             )
         for blob in chosen:
-            self.discard(blob.sha256, damaged=False)
+            if blob.sha256.endswith(PART):
+                PartialFile.discard_abandoned(self._partials / blob.sha256)
+            else:
+                self.discard(blob.sha256, damaged=False)
+
+    def _abandoned(self, sha256: str) -> Iterator[Blob]:
+        """Unfinished files that nobody writes now, other than the one that is wanted: they make room like blobs."""
+        for entry in _entries(self._partials):
+            name = entry.name.removesuffix(PART)
+            if entry.name.endswith(PART) and name != sha256 and name not in self._arriving:
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield Blob(entry.name, status.st_size, status.st_mtime_ns)
 
     def _disk_free(self) -> int:
         status = os.statvfs(self._partials)
@@ -200,18 +223,23 @@ class ArtifactStore:
             return 0
 
     def _drop_if_stale(self, entry: "os.DirEntry[str]") -> None:
+        path = Path(entry.path)
         with contextlib.suppress(FileNotFoundError):
             age_us = (time.time_ns() - entry.stat().st_mtime_ns) // 1_000
-            record_only = not entry.name.endswith(PART) and not Path(entry.path).with_suffix(PART).exists()
-            if age_us > self._settings.partial_max_age_us or record_only:
-                Path(entry.path).unlink()
+            if not entry.name.endswith(PART):
+                if not path.with_suffix(PART).exists():
+                    path.unlink()
+            elif age_us > self._settings.partial_max_age_us:
+                PartialFile.discard_abandoned(path)
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of the whole file. Raises ``OSError``."""
+def hash_file(path: Path, stopping: Callable[[], bool]) -> str:
+    """SHA-256 of the whole file. Raises ``OSError``; ``InterruptedError`` when ``stopping`` says so."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
+            if stopping():
+                raise InterruptedError(f"{path}: the node stops")
             digest.update(chunk)
     return digest.hexdigest()
 

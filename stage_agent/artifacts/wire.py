@@ -21,8 +21,8 @@ MAX_REPLY_BYTES = 1_048_576
 MAX_FILES = 1_024
 
 RefusalReason = Literal["mode_off", "not_allowed", "not_found", "busy", "preparing", "range"]
-FINAL = frozenset({"mode_off", "not_found", "range"})
-"""Asking the same peer again for the same thing soon is useless."""
+WAITING = frozenset({"busy", "preparing"})
+"""The holder is at work: waiting for it counts as getting on."""
 
 
 class ListRequest(Wire):
