@@ -206,9 +206,10 @@ class Dialler:
         return session
 
     def _less(self, attempt: Attempt, reason: str) -> None:
-        """One way less; the first reason is the telling one."""
+        """One way less. What QUIC met is the telling reason: a TLS failure only says that this did not help either."""
         attempt.pending -= 1
-        attempt.reason = attempt.reason or reason
+        if reason and attempt.reason in {"", "tls_failed"}:
+            attempt.reason = reason
         if attempt.pending <= 0:
             self._finish(attempt)
 
