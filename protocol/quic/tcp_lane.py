@@ -145,8 +145,9 @@ class TcpLane:
             await self._dispatch(reader, writer)
         except PEER_FAULTS:
             self._host.counters.drop("tls_failed")
+            writer.transport.abort()
         finally:
-            writer.transport.abort() if writer.is_closing() else writer.close()
+            writer.close()  # lets what the kernel still holds arrive; an abort here could cut an answer off
 
     async def _shake_hands(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         loop = asyncio.get_running_loop()

@@ -217,7 +217,10 @@ def test_bulk_reaches_seventy_percent_of_a_bare_tls_copy_side_by_side(tmp_path):
     run(main(), loop="uvloop")
 
 
-def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path):
+@pytest.mark.parametrize("pace_mib_per_s", [100, 250, 0])
+def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path, pace_mib_per_s):
+    """At a paced rate and as fast as it goes (0): the latter takes both cores, whatever else they should do."""
+
     async def main():
         make, far_identity, _, _, state = two(tmp_path)
         far = Far(FAR_SIDE, state, "")
@@ -232,10 +235,13 @@ def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path):
 
             async def pour():
                 nonlocal sent
+                started = time.monotonic()
                 while not done.is_set():
                     bulk.write(CHUNK)
                     await bulk.drain()
                     sent += 1
+                    if pace_mib_per_s:
+                        await asyncio.sleep(max(0.0, sent / pace_mib_per_s - (time.monotonic() - started)))
 
             async with asyncio.TaskGroup() as group:
                 group.create_task(pour())
@@ -251,6 +257,7 @@ def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path):
         times = [value for value in busy if value is not None]
         record(
             "heartbeat_during_bulk",
+            pace_mib_per_s=pace_mib_per_s,
             idle_p50_ms=percentile([v for v in idle if v], 0.5), p50_ms=percentile(times, 0.5),
             p95_ms=percentile(times, 0.95), p99_ms=percentile(times, 0.99), lost=lost, bulk_mib_per_s=rate,
         )  # fmt: skip
