@@ -138,8 +138,11 @@ def test_tls_refuses_whoever_is_not_admitted_inside_the_handshake():
                 reader, writer = await asyncio.open_connection(
                     "127.0.0.1", alpha.transport.port, ssl=context, server_hostname=""
                 )
-                writer.write(b"\x01")
-                await reader.readexactly(1)
+                try:
+                    writer.write(b"\x01")
+                    await reader.readexactly(1)
+                finally:
+                    writer.transport.abort()
 
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
                 await knock()
@@ -171,7 +174,8 @@ def test_a_peer_admitted_while_running_can_use_tls_and_a_revoked_one_cannot():
         alpha.transport.on_bulk = beta.transport.on_bulk = echo_digest
         async with running(alpha, beta):
             await beta.meet(alpha)
-            await beta.transport.open_bulk(alpha.id, "artifact", b"0")
+            _, writer = await beta.transport.open_bulk(alpha.id, "artifact", b"0")
+            await writer.close()
             alpha.book.revoke(beta.id, signer_public_key=one.public_key, sign=one.sign)
             with pytest.raises((OSError, EOFError)):
                 await beta.transport._lane.open_bulk(alpha.id, ("127.0.0.1", alpha.transport.port), "artifact", b"0")
