@@ -166,7 +166,7 @@ class ModelSettings(Section):
 class RuntimeSettings(Section):
     """The engine that runs a stage."""
 
-    kind: Literal["mapped", "process", "reference"] = "mapped"
+    kind: Literal["mapped", "process", "reference", "llama_cpp"] = "mapped"
     resident_cap_bytes: int | None = Field(
         default=None, ge=0, le=2**53, description="mapped: touch no more than this; unset = everything assigned"
     )
@@ -186,6 +186,28 @@ class RuntimeSettings(Section):
     restart_window_us: int = Field(default=600_000_000, ge=1_000_000)
     token_timeout_us: int = Field(
         default=60_000_000, ge=100_000, description="reference: a token that takes longer is a lost stage"
+    )
+    llama_server: str = Field(
+        default="llama-server", min_length=1, max_length=4_096, description="llama_cpp: the head's program"
+    )
+    llama_rpc_server: str = Field(
+        default="ggml-rpc-server", min_length=1, max_length=4_096, description="llama_cpp: every stage's program"
+    )
+    llama_threads: int | None = Field(default=None, ge=1, le=1_024, description="llama_cpp: unset = the engine's own")
+    llama_devices: str = Field(
+        default="", max_length=256, description="llama_cpp: devices of the stage, like CUDA0 or CPU; empty = all"
+    )
+    llama_head_stage: Literal["rpc", "cpu"] = Field(
+        default="rpc", description="llama_cpp: stage 0 in its own rpc-server (any device), or in llama-server on the CPU"
+    )
+    llama_output_layer: Literal["auto", "head", "last"] = Field(
+        default="auto", description="llama_cpp: where logits are made; auto = on the head when that takes no memory"
+    )
+    llama_cache: bool = Field(
+        default=False, description="llama_cpp: keep received weights on disk; the engine never deletes them"
+    )
+    llama_arguments: tuple[str, ...] = Field(
+        default=(), max_length=64, description="llama_cpp: more arguments for llama-server"
     )
 
 

@@ -36,6 +36,15 @@ class CacheEpoch(Wire):
     value: Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
+class StageShare(Wire):
+    """Who holds which layers of a plan: half-open range, and the bytes of its weights."""
+
+    node_id: Id
+    layer_start: Count
+    layer_end: Count
+    parameter_bytes: Bytes = 0
+
+
 class StageAssignment(Wire):
     """One stage of a plan as its agent gets it."""
 
@@ -61,6 +70,8 @@ class StageAssignment(Wire):
     calibration: Label = ""
     load_deadline_us: Micros = 60_000_000
     artifacts: Annotated[tuple[ArtifactRef, ...], Field(max_length=4096)] = ()
+    stages: Annotated[tuple[StageShare, ...], Field(max_length=1024)] = ()
+    """All stages of the plan in order, for engines whose first stage drives the others."""
 
 
 class Prepare(Wire):

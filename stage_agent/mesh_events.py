@@ -14,6 +14,8 @@ from stage_agent.mesh_book import MeshBook
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from stage_agent.stage_runner import StageRunner
+from stage_agent.tunnel.tunnels import Tunnels
+from stage_agent.tunnel.wire import TUNNEL_KIND
 
 
 class MeshEvents:
@@ -25,7 +27,13 @@ class MeshEvents:
         self._addresses: dict[NodeId, str] = {}
 
     def attach(
-        self, driver: Driver, membership: Membership, link: BulkStageLink, runner: StageRunner, agent: StageAgent
+        self,
+        driver: Driver,
+        membership: Membership,
+        link: BulkStageLink,
+        runner: StageRunner,
+        agent: StageAgent,
+        tunnels: Tunnels,
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -33,6 +41,7 @@ class MeshEvents:
         self._link = link
         self._runner = runner
         self._agent = agent
+        self._tunnels = tunnels
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
@@ -42,10 +51,12 @@ class MeshEvents:
         """Where ``peer`` was last connected, ``host:port``; empty when it never was."""
         return self._addresses.get(NodeId(peer), "")
 
-    async def on_bulk(self, peer: NodeId, kind: str, _header: bytes, reader: BulkReader, _writer: BulkWriter) -> None:
-        """Serve an incoming bulk stream: stage frames go to the stage's engine, other kinds are refused by returning."""
+    async def on_bulk(self, peer: NodeId, kind: str, header: bytes, reader: BulkReader, writer: BulkWriter) -> None:
+        """Serve an incoming bulk stream: stage frames, tunnels to engines; other kinds are refused by returning."""
         if kind == FRAMES_KIND:
             await self._link.receive(peer, reader, self._on_frame)
+        elif kind == TUNNEL_KIND:
+            await self._tunnels.serve(peer, header, reader, writer)
         else:
             self._journal.rejected["unexpected_stream"] += 1
 

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 KEPT_LINES = 50
@@ -31,6 +31,8 @@ class Engine:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.line_seen = asyncio.Event()
         """Set when the ready pattern appeared in the output."""
+        self.on_line: Callable[[str], None] | None = None
+        """Called with every line of output, if set before ``watch``."""
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -123,6 +125,8 @@ class Engine:
         line = raw[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip()
         if line:
             self._lines.append(line)
+            if self.on_line is not None:
+                self.on_line(line)
         if self._ready_line is not None and self._ready_line.search(line):
             self.line_seen.set()
 

@@ -22,5 +22,21 @@ def make_runtime(settings: RuntimeSettings, context: RuntimeContext) -> StageRun
             from stage_agent.runtimes.reference.runtime import ReferenceRuntime
 
             return ReferenceRuntime(settings, context)
+        case "llama_cpp":
+            from stage_agent.runtimes.llama_cpp.runtime import LlamaCppRuntime
+
+            return LlamaCppRuntime(settings, context)
         case _:
             assert_never(settings.kind)
+
+
+def engine_label(settings: RuntimeSettings) -> str:
+    """What this node's row says of its engine: the kind, and for foreign engines that must match, their build.
+
+    Starts the engine's programs for an instant (blocking, at most some seconds). Raises ``ConfigurationError``.
+    """
+    if settings.kind != "llama_cpp":
+        return settings.kind
+    from stage_agent.runtimes.llama_cpp.build import read_build
+
+    return read_build(settings.llama_server, settings.llama_rpc_server).label

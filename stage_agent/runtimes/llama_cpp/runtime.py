@@ -1,0 +1,193 @@
+"""The runtime that serves a plan with llama.cpp over RPC.
+
+Every stage runs an rpc-server on loopback, new with every plan: it serves one client at a time, and a client that went
+away in a bad moment can leave it waiting. Its door is open to the plan's head only. Stage 0 also runs the head. The engine
+is watched by its process only: a probe that spoke to a busy rpc-server could kill it.
+"""
+
+import asyncio
+import time
+
+from config.settings import RuntimeSettings
+from protocol.ballots import StageAssignment
+from protocol.errors import StagemeshError
+from protocol.fencing import PlanEpoch
+from stage_agent.runtimes.context import RuntimeContext
+from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure
+from stage_agent.runtimes.llama_cpp.command import LOOPBACK, worker_command
+from stage_agent.runtimes.llama_cpp.head import Head
+from stage_agent.runtimes.llama_cpp.program import Program, choose_port
+from stage_agent.tunnel.tunnels import Door, rpc_door
+
+_PORT_ATTEMPTS = 3
+
+
+class LlamaCppRuntime:
+    """A ``StageRuntime``."""
+
+    def __init__(self, settings: RuntimeSettings, context: RuntimeContext) -> None:
+        assert context.tunnels is not None, "the node gives its runtimes its tunnels"
+        self._settings = settings
+        self._context = context
+        self._tunnels = context.tunnels
+        self._worker: Program | None = None
+        self._door: tuple[str, Door] | None = None
+        self._head: Head | None = None
+        self._stopping = asyncio.Event()
+        self._busy = asyncio.Lock()
+
+    async def load(self, assignment: StageAssignment, report: Report) -> None:
+        """Start the stage's programs. Without growth for the load deadline it has failed. Raises ``RuntimeFailure``."""
+        total = max(1, assignment.parameter_bytes)
+        report(0, total)
+        async with self._busy:
+            tasks = self._context.tasks
+            grown = _Growth(assignment, report)
+            starting = tasks.create_task(self._started(assignment, grown), name="llama.cpp start")
+            stopped = tasks.create_task(self._stopping.wait(), name="llama.cpp stop")
+            try:
+                await self._until_ready(starting, stopped, grown)
+            except BaseException:
+                starting.cancel()
+                await asyncio.wait([starting])
+                await self._stop()
+                raise
+            finally:
+                stopped.cancel()
+        report(total, total)
+
+    def keeps(self, assignment: StageAssignment) -> bool:  # noqa: ARG002 - the interface's
+        """Never: an rpc-server is started anew with every plan."""
+        return False
+
+    async def activate(self, epoch: PlanEpoch, assignment: StageAssignment) -> None:  # noqa: ARG002 - the interface's
+        """The head's HTTP becomes the slot's."""
+        if self._head is not None:
+            self._head.publish()
+
+    async def unload(self) -> None:
+        """Stop both programs; a running ``load`` ends with ``cancelled``."""
+        self._stopping.set()
+        async with self._busy:
+            await self._stop()
+
+    async def wait_failed(self) -> RuntimeFailure:
+        """Returns when one of the programs ends by itself."""
+        head = None if self._head is None else self._head.program
+        programs = [each for each in (self._worker, head) if each is not None]
+        if programs:
+            await asyncio.wait([each.engine.exited for each in programs], return_when=asyncio.FIRST_COMPLETED)
+            if not self._stopping.is_set():
+                failure = next(each for each in programs if each.ended).failure()
+                await self._stop()  # half an engine serves nobody
+                return failure
+        never: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def timings(self) -> DecodeTiming | None:
+        """Unknown: llama-server times the whole pipeline, not its stages (see ``measured_tpot_us``)."""
+        return None
+
+    @property
+    def measured_tpot_us(self) -> int | None:
+        """Decode time per token of the newest request, by llama-server's own clock; only at the head."""
+        return None if self._head is None else self._head.tpot_us
+
+    async def _until_ready(
+        self, starting: "asyncio.Task[RuntimeFailure | None]", stopped: "asyncio.Task[bool]", grown: "_Growth"
+    ) -> None:
+        budget = self._context.budget
+        while not starting.done():
+            await asyncio.wait([starting, stopped], timeout=grown.left_s(), return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                raise RuntimeFailure("cancelled", "unloaded while the engine was starting")
+            if not starting.done() and grown.left_s() <= 0:
+                budget.record_failure(_now_us())
+                raise RuntimeFailure("engine_not_ready", f"no progress within the load deadline; {self._last_words()}")
+        failure = starting.result()
+        if failure is not None:
+            if failure.reason != "restart_budget_exhausted":
+                budget.record_failure(_now_us())
+            raise failure
+
+    async def _started(self, assignment: StageAssignment, grown: "_Growth") -> RuntimeFailure | None:
+        """Everything up, or why not; as a value, because this is a task of the daemon's group."""
+        try:
+            if wait_us := self._context.budget.retry_after_us(_now_us()):
+                seconds = -(-wait_us // 1_000_000)
+                return RuntimeFailure(
+                    "restart_budget_exhausted", f"llama.cpp failed too often; next attempt in {seconds} s"
+                )
+            is_head = assignment.driver == self._context.node_id
+            own = ""
+            if not (is_head and self._settings.llama_head_stage == "cpu"):
+                own = f"{LOOPBACK}:{await self._start_worker(assignment)}"
+            if is_head:
+                self._head = Head(self._settings, self._context, assignment)
+                await self._head.start(own, grown.sent)
+        except RuntimeFailure as failure:
+            return failure
+        except (StagemeshError, OSError) as error:
+            return RuntimeFailure("engine_not_ready", str(error))
+        return None
+
+    async def _start_worker(self, assignment: StageAssignment) -> int:
+        """Its port. A port that somebody took first is tried again elsewhere."""
+        epoch = self._context.epoch
+        for attempt in range(_PORT_ATTEMPTS):
+            port = choose_port(self._settings)
+            self._worker = worker = await Program.start(
+                worker_command(self._settings, port), self._settings, self._context.tasks
+            )
+            if await worker.listening(port):
+                break
+            if attempt + 1 == _PORT_ATTEMPTS or "socket" not in worker.engine.last_line:
+                raise worker.failure()
+        name = rpc_door(assignment.slot, f"{epoch.term}/{epoch.node_id}/{epoch.instance}")
+        door = Door(port, engine=self._context.engine, allowed=frozenset({assignment.driver}))
+        self._tunnels.open_door(name, door)
+        self._door = (name, door)
+        return port
+
+    def _last_words(self) -> str:
+        program = self._head.program if self._head is not None else self._worker
+        return f"{program.name} said last: {program.engine.last_line}" if program else "waiting for the other stages"
+
+    async def _stop(self) -> None:
+        if self._door is not None:
+            self._tunnels.close_door(*self._door)
+        if self._head is not None:
+            await self._head.stop()
+        if self._worker is not None:
+            await self._worker.stop(self._settings.stop_grace_us)
+
+
+class _Growth:
+    """Progress of a load as the coordinator wants it: never back, and the deadline starts anew when it grows.
+
+    The head sends every other stage's weights; that is its own progress, in the scale of its own stage's bytes.
+    """
+
+    def __init__(self, assignment: StageAssignment, report: Report) -> None:
+        self._report = report
+        self._total = max(1, assignment.parameter_bytes)
+        self._to_send = sum(share.parameter_bytes for share in assignment.stages if share.node_id != assignment.node_id)
+        self._limit_s = assignment.load_deadline_us / 1e6
+        self._done = 0
+        self._until_s = time.monotonic() + self._limit_s
+
+    def left_s(self) -> float:
+        """Until the load has failed."""
+        return self._until_s - time.monotonic()
+
+    def sent(self, size: int) -> None:
+        """``size`` bytes have gone to other stages so far."""
+        done = min(self._total - 1, self._total * size // max(1, self._to_send))
+        if done > self._done:
+            self._done = done
+            self._until_s = time.monotonic() + self._limit_s
+            self._report(done, self._total)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1_000
