@@ -76,6 +76,9 @@ class StageFact(Wire):
     decode_us_per_layer: Micros | None = None
     decode_samples: Count = 0
     decode_age_us: Micros | None = None
+    tpot_us: Micros | None = None
+    """Stage 0 only: mean time per output token since the plan became active, hops included."""
+    tpot_tokens: Count = 0
     detail: Text = ""
 
 

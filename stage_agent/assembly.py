@@ -31,6 +31,7 @@ from stage_agent.stage.record import SlotRecord
 from stage_agent.stage_link import BulkStageLink
 from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
+from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.wishes import Wishes
 
 
@@ -48,6 +49,8 @@ class Prepared:
     journal: Journal
     calibration: Calibration
     last_term: int
+    engine: str
+    """The engine and its build, as the row tells it."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class Assembled:
     agent: StageAgent
     transport: QuicTransport
     runner: StageRunner
+    tunnels: Tunnels
 
 
 def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
@@ -81,6 +85,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     coordinator = _coordinator(prepared)
     agent = _agent(prepared)
     link = BulkStageLink(transport, who.node_id)
+    tunnels = Tunnels(transport)
     runner = StageRunner(
         settings=settings.runtime,
         node_id=who.node_id,
@@ -89,6 +94,9 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         link=link,
         peer_address=events.address_of,
         report=lambda event: driver.post(lambda: driver.on_runtime(event)),
+        tunnels=tunnels,
+        engine=prepared.engine,
+        shaped_bytes_per_s=settings.shape.memory_bandwidth_bytes_per_s,
     )
     driver = Driver(
         node_id=who.node_id,
@@ -106,9 +114,9 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         tasks=tasks,
         planner_pool=pool,
     )
-    events.attach(driver, membership, link, runner, agent)
+    events.attach(driver, membership, link, runner, agent, tunnels)
     transport.on_bulk = events.on_bulk
-    return Assembled(driver, membership, coordinator, agent, transport, runner)
+    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels)
 
 
 def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
@@ -208,7 +216,7 @@ def _row_publisher(
             models=prepared.library.facts(),
             serves=prepared.library.served,
             max_term=coordinator.snapshot(now_us).term,
-            engine=prepared.settings.runtime.kind,
+            engine=prepared.engine,
         )
         return membership.publish(row, now_us)
 

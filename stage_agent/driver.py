@@ -16,6 +16,7 @@ from coordinator.assignment import effects as decided
 from coordinator.coordinator import Coordinator
 from coordinator.planner.document import plan_document
 from coordinator.planner.planning import plan as compute_plan
+from coordinator.replan import Observation
 from coordinator.view import MemberFacts
 from protocol.ballots import (
     Abort,
@@ -48,6 +49,7 @@ from protocol.messages import (
     RowRequest,
 )
 from protocol.quic.interface import Transport
+from protocol.wire import Epoch
 from stage_agent.clock import monotonic_us
 from stage_agent.documents import Published, published_from, published_message
 from stage_agent.journal import Journal
@@ -85,6 +87,7 @@ class Driver:
     tasks: asyncio.TaskGroup
     planner_pool: ThreadPoolExecutor
     published: dict[Slot, Published] = field(default_factory=dict)
+    _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _pumping: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -202,6 +205,18 @@ class Driver:
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         self._serve_wishes(now_us)
+        self._observe(facts, now_us)
+
+    def _observe(self, members: tuple[MemberFacts, ...], now_us: int) -> None:
+        """Hand on what stage 0 of each slot says about whole tokens, when there is news."""
+        for member in members:
+            for fact in member.row.stages:
+                known = self._observed.get(fact.slot)
+                news = (fact.active, fact.tpot_tokens)
+                if fact.tpot_us is not None and fact.state == "serving" and known != news:
+                    self._observed[fact.slot] = news
+                    observation = Observation(tpot_us=fact.tpot_us, tokens=fact.tpot_tokens)
+                    self.carry_coordinator(self.coordinator.on_observed(Slot(fact.slot), observation, now_us))
 
     def _facts(self, member: Member) -> MemberFacts:
         rtt = None if member.link is None or member.link.rtt is None else member.link.rtt.min_rtt_us

@@ -31,16 +31,16 @@ class LocalModel:
 class ModelLibrary:
     """Local models by slot, and every package known by digest."""
 
-    def __init__(self) -> None:
+    def __init__(self, activation_value_bytes: int = 2) -> None:
+        self._activation_value_bytes = activation_value_bytes
         self._served: dict[Slot, ServedModel] = {}
         self._local: dict[str, LocalModel] = {}
         self._learnt: dict[str, ModelPackage] = {}
 
-    @staticmethod
-    def open(path: str) -> LocalModel:
-        """Read the header of the model at ``path``. Raises ``ModelError`` in one line."""
+    def open(self, path: str) -> LocalModel:
+        """Read the header of the model at ``path``. Raises ``ModelError`` in one line. Safe to call in a thread."""
         absolute = Path(path).expanduser().absolute()
-        return LocalModel(absolute, open_model(absolute))
+        return LocalModel(absolute, open_model(absolute, activation_value_bytes=self._activation_value_bytes))
 
     def serve(self, slot: Slot, model: LocalModel, *, priority: int, version: int) -> None:
         """This node's operator wants ``model`` placed in ``slot``. Raises ``ModelError`` above ``MAX_MODELS`` slots."""

@@ -39,6 +39,7 @@ from stage_agent.operations import SERVED_SPACE, Operations
 from stage_agent.own_row import Hardware, Identification
 from stage_agent.picture import Picture
 from stage_agent.probes.measure import measure_node
+from stage_agent.runtimes.factory import engine_label
 from stage_agent.state.store import StateStore
 
 GOODBYE_S = 0.3
@@ -73,6 +74,7 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
         listener = bind_api(settings.api, token=api_token(settings))
         with contextlib.closing(listener.socket):
             boot = store.boot()
+            engine = await asyncio.to_thread(engine_label, settings.runtime)
             facts = await asyncio.to_thread(measure_node, settings, cache_dir(settings))
             addresses = own_addresses(settings.listen)
             prepared = Prepared(
@@ -95,6 +97,7 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
                 journal=journal,
                 calibration=calibration,
                 last_term=boot.last_term,
+                engine=engine,
             )
             await _live(prepared, listener, read_again)
 
@@ -109,7 +112,8 @@ def open_models(settings: Settings, store: StateStore, journal: Journal) -> Mode
 
     Raises ``ConfigurationError`` when the configured one cannot be read; others are told and left out.
     """
-    library = ModelLibrary()
+    # The verification engine sends float32 activations; engines in production send float16.
+    library = ModelLibrary(activation_value_bytes=4 if settings.runtime.kind == "reference" else 2)
     wanted = {
         Slot(slot): (str(each["path"]), int(each["priority"])) for slot, each in store.documents(SERVED_SPACE).items()
     }
@@ -117,7 +121,7 @@ def open_models(settings: Settings, store: StateStore, journal: Journal) -> Mode
         wanted[Slot(settings.model.slot)] = (settings.model.path, 0)
     for slot, (path, priority) in wanted.items():
         try:
-            library.serve(slot, ModelLibrary.open(path), priority=priority, version=1)
+            library.serve(slot, library.open(path), priority=priority, version=1)
         except ModelError as error:
             if path == settings.model.path:
                 raise ConfigurationError(f"model.path: {error}") from None

@@ -23,7 +23,7 @@ from stage_agent.api.commands import Accepted, AnyCommand, Refused
 from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
-from stage_agent.library import ModelLibrary
+from stage_agent.runtimes.reference.requests import GenerationInterrupted
 from stage_agent.stage.agent import StageAgent
 
 SERVED_SPACE = "served"
@@ -40,7 +40,7 @@ class Operations:
     calibration: Calibration
     excluded: set[NodeId] = field(default_factory=set)
 
-    async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901 - one line a command
+    async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901, PLR0912 - one line a command
         """Carry out ``command`` or say why not."""
         match command:
             case commands.PreviewPlan():
@@ -51,6 +51,8 @@ class Operations:
                 return await self._serve(command)
             case commands.UnserveModel(slot=slot):
                 return self._unserve(Slot(slot))
+            case commands.Generate():
+                return await self._generate(command)
             case commands.Drain():
                 return self._drain(draining=True)
             case commands.Resume():
@@ -86,7 +88,7 @@ class Operations:
 
     async def _serve(self, command: commands.ServeModel) -> Accepted | Refused:
         try:
-            model = await asyncio.to_thread(ModelLibrary.open, command.model)
+            model = await asyncio.to_thread(self.driver.wishes.library.open, command.model)
         except ModelError as error:
             return Refused("model_unreadable", str(error), status=422)
         slot, now_us = Slot(command.slot), monotonic_us()
@@ -115,7 +117,7 @@ class Operations:
         package: ModelPackage | None
         if command.model:
             try:
-                package = (await asyncio.to_thread(ModelLibrary.open, command.model)).package
+                package = (await asyncio.to_thread(self.driver.wishes.library.open, command.model)).package
             except ModelError as error:
                 return Refused("model_unreadable", str(error), status=422)
         else:
@@ -183,6 +185,22 @@ class Operations:
             pin_stage0=pin or None,
         )
         return build_problem(ClusterView(self.driver.node_id, facts), terms, SignalQuantiser())
+
+    async def _generate(self, command: commands.Generate) -> Accepted | Refused:
+        start_us = monotonic_us()
+        try:
+            result = await self.driver.runner.generate(Slot(command.slot), command.prompt, command.max_tokens)
+        except GenerationInterrupted as interruption:
+            return Refused(interruption.reason, str(interruption), status=503 if interruption.retriable else 422)
+        return Accepted(
+            {
+                "slot": command.slot,
+                "tokens": list(result.tokens),
+                "ttft_us": result.ttft_us,
+                "tpot_us": result.tpot_us,
+                "elapsed_us": monotonic_us() - start_us,
+            }
+        )
 
     # ------------------------------------------------------------------ constraints
 

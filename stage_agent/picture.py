@@ -172,6 +172,14 @@ class Picture:
         names = sorted({*sources, *own, *self.driver.published})
         return tuple(self._slot(Slot(name), own.get(Slot(name)), coordination, sources) for name in names)
 
+    def _measured(self, slot: str) -> int | None:
+        """Stage 0's own word about whole tokens."""
+        for member in self.driver.membership.members().values():
+            for fact in member.row.stages:
+                if fact.slot == slot and fact.state == "serving" and fact.tpot_us is not None:
+                    return fact.tpot_us
+        return None
+
     def _slot(
         self,
         name: Slot,
@@ -205,6 +213,7 @@ class Picture:
             generation=0 if published is None else published.generation,
             reason="" if reason is None else self.driver.narrator.spoken(f"{reason.kind}: {reason.reason}"),
             active_age_us=None,
+            measured_tpot_us=self._measured(name),
         )
 
 

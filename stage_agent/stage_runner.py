@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from config.settings import RuntimeSettings
 from protocol.errors import StagemeshError
-from protocol.fencing import PlanEpoch
-from protocol.frame_envelope import open_envelope
+from protocol.fencing import NO_EPOCH, PlanEpoch
+from protocol.frame_envelope import open_envelope, refusal_of
 from protocol.ids import NodeId, Slot
 from protocol.rows import StageFact
 from protocol.stage_frame import request_epoch_of
@@ -21,7 +21,8 @@ from stage_agent.library import ModelLibrary
 from stage_agent.runtimes.budget import StartBudget
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.factory import make_runtime
-from stage_agent.runtimes.interface import DecodeTiming, RuntimeFailure, StageLink, StageRuntime
+from stage_agent.runtimes.interface import DecodeTiming, Generating, RuntimeFailure, StageLink, StageRuntime
+from stage_agent.runtimes.reference.requests import Generation, GenerationInterrupted
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.effects import (
     ActivateRuntime,
@@ -35,10 +36,11 @@ from stage_agent.stage.effects import (
     Unload,
     Unloaded,
 )
+from stage_agent.tunnel.tunnels import Tunnels
 
-START_LIMIT = 5
-START_WINDOW_US = 300_000_000
 UNLOAD_LIMIT_S = 20.0
+MAX_ANSWERS = 64
+"""Refusals on their way; beyond that a refused frame is only counted and its request times out."""
 
 _REASONS: dict[str, LoadFailure] = {
     "insufficient_memory": "insufficient_memory",
@@ -46,6 +48,7 @@ _REASONS: dict[str, LoadFailure] = {
     "model_unavailable": "model_mismatch",
     "range_invalid": "range_invalid",
     "unsupported_model": "engine_mismatch",
+    "engine_mismatch": "engine_mismatch",
 }
 Label = tuple[Slot, PlanEpoch]
 
@@ -75,6 +78,9 @@ class StageRunner:
         link: StageLink,
         peer_address: Callable[[str], str],
         report: Callable[[RuntimeEvent], None],
+        tunnels: Tunnels | None = None,
+        engine: str = "",
+        shaped_bytes_per_s: int | None = None,
     ) -> None:
         self._settings = settings
         self._node_id = node_id
@@ -83,6 +89,10 @@ class StageRunner:
         self._link = link
         self._peer_address = peer_address
         self._report = report
+        self._tunnels = tunnels
+        self._engine = engine
+        self._shaped_bytes_per_s = shaped_bytes_per_s
+        self._answers = 0
         self._engines: dict[Label, _Shared] = {}
         self._budgets: dict[Slot, StartBudget] = {}
 
@@ -102,7 +112,12 @@ class StageRunner:
             link=self._link,
             model_path=self._library.path_of,
             peer_address=self._peer_address,
-            budget=self._budgets.setdefault(effect.slot, StartBudget(START_LIMIT, START_WINDOW_US)),
+            tunnels=self._tunnels,
+            engine=self._engine,
+            shaped_bytes_per_s=self._shaped_bytes_per_s,
+            budget=self._budgets.setdefault(
+                effect.slot, StartBudget(self._settings.restart_limit, self._settings.restart_window_us)
+            ),
         )
         engine = _Shared(make_runtime(self._settings, context), {label})
         self._engines[label] = engine
@@ -147,7 +162,7 @@ class StageRunner:
         return tuple(self._timed(fact) for fact in facts)
 
     def on_frame(self, peer: NodeId, sealed: bytes, agent: StageAgent, counted: Counter[str], now_us: int) -> None:
-        """Judge a frame by the stage's fence; hand an accepted one to the engine, count a refused one.
+        """Judge a frame by the stage's fence; hand an accepted one to the engine, count and answer a refused one.
 
         Raises ``WireError`` for bytes that are not a frame.
         """
@@ -159,8 +174,30 @@ class StageRunner:
         receive = getattr(engine, "on_frame", None)
         if receive is None:
             counted[verdict.outcome if not verdict.accepted else "not_serving"] += 1
+            answer = refusal_of(sealed, verdict.active or NO_EPOCH)
+            if answer is not None and self._answers < MAX_ANSWERS:
+                self._answers += 1
+                self._tasks.create_task(self._answer(peer, answer), name=f"refuse {peer}")
         else:
             receive(peer, sealed)
+
+    async def generate(self, slot: Slot, prompt: tuple[int, ...], max_tokens: int) -> Generation:
+        """Up to ``max_tokens`` tokens after ``prompt`` from the verification engine, if this node is stage 0 of ``slot``.
+
+        Raises ``GenerationInterrupted``.
+        """
+        for (name, _), engine in self._engines.items():
+            if name == slot and engine.serving is not None and isinstance(engine.runtime, Generating):
+                return await engine.runtime.generate(prompt, max_tokens)
+        raise GenerationInterrupted("not_serving", f"this node does not answer requests of {slot}", retriable=True)
+
+    async def _answer(self, peer: NodeId, answer: bytes) -> None:
+        try:
+            await self._link.send(peer, answer)
+        except ConnectionError:
+            pass  # whoever sent the frame is gone, and its request with it
+        finally:
+            self._answers -= 1
 
     def _timed(self, fact: StageFact) -> StageFact:
         timing = self.timing(Slot(fact.slot)) if fact.state == "serving" else None
@@ -171,6 +208,8 @@ class StageRunner:
                 "decode_us_per_layer": timing.us_per_layer,
                 "decode_samples": timing.samples,
                 "decode_age_us": timing.age_us,
+                "tpot_us": timing.tpot_us,
+                "tpot_tokens": timing.tpot_tokens,
             }
         )
 

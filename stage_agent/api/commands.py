@@ -67,6 +67,14 @@ class Leave(Command):
     """Drain, say goodbye to the mesh and end the daemon."""
 
 
+class Generate(Command):
+    """Run token ids through the placed stages with the verification engine; stage 0's node answers."""
+
+    slot: SlotName = "default"
+    prompt: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(min_length=1, max_length=4096)
+    max_tokens: int = Field(default=32, ge=1, le=4096)
+
+
 class Pin(Command):
     """Bind stage 0, the coordinator, or both to a node; an empty text takes that pin away, ``None`` leaves it."""
 
@@ -117,6 +125,7 @@ AnyCommand = (
     | Drain
     | Resume
     | Leave
+    | Generate
     | Pin
     | Exclude
     | SetPolicy

@@ -56,6 +56,9 @@ WRITES = (
     Operation("POST", f"{API}/plan:preview", "preview_plan", "Plan, but place nothing", commands.PreviewPlan),
     Operation("POST", f"{API}/models", "serve_model", "Serve a model", commands.ServeModel, success=202),
     Operation("DELETE", f"{API}/models/{{slot}}", "unserve_model", "Stop serving a slot", success=202),
+    Operation(
+        "POST", f"{API}/generate", "generate", "Tokens from the placed stages (verification engine)", commands.Generate
+    ),
     Operation("POST", f"{API}/drain", "drain", "Take this node out of planning gently", commands.Drain, success=202),
     Operation("POST", f"{API}/resume", "resume", "Take part again", commands.Resume, success=202),
     Operation("POST", f"{API}/leave", "leave", "Leave the mesh and end the daemon", commands.Leave, success=202),

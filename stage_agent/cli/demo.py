@@ -25,6 +25,10 @@ def demo(
     profile: Annotated[
         Path | None, typer.Option(help="Pretended machines and links (TOML); unset = a built-in home lab.")
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="reference: decode real tokens with the verification engine; mapped: only hold the bytes."),
+    ] = "reference",
     once: Annotated[
         bool, typer.Option("--once", help="Show a plan, a replan after a node loss and the recovery, then exit 0.")
     ] = False,
@@ -46,9 +50,9 @@ def demo(
     path, package = prepared_model(model)
     with demo_mesh(shapes, keep=keep) as mesh:
         shaped = machines(shapes, package)
-        mesh.prepare(shaped, path, {})
-        story = Story(console, mesh, shaped, package)
-        story.introduce(shapes, path)
+        mesh.prepare(shaped, engine)
+        story = Story(console, mesh, shaped, package, path)
+        story.introduce(shapes)
         try:
             story.form()
             if once:

@@ -36,7 +36,7 @@ def hardware_priors() -> Hardware:
 
 
 def read_text(path: Path) -> str:
-    """The file's text.
+    """The file's text, without the byte order mark that some editors put before it.
 
     Raises:
         ScenarioError: it cannot be opened, is too large, or is not UTF-8.
@@ -44,7 +44,9 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_SCENARIO_BYTES:
             raise ScenarioError(str(path), 0, "", f"larger than {MAX_SCENARIO_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
+    except IsADirectoryError as error:
+        raise ScenarioError(str(path), 0, "", "is a directory; name a file in it") from error
     except OSError as error:
         raise ScenarioError(str(path), 0, "", error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

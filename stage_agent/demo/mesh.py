@@ -72,9 +72,14 @@ class DemoMesh:
     profile: DemoProfile
     root: Path
     nodes: list[DemoNode] = field(default_factory=list)
+    engine: str = "reference"
 
-    def prepare(self, machines: tuple[ShapedMachine, ...], model: Path, runtime: dict[str, Any]) -> None:
-        """Write every node's configuration and the file of shaped links. The first node asks for the model."""
+    def prepare(self, machines: tuple[ShapedMachine, ...], engine: str = "reference") -> None:
+        """Write every node's configuration and the file of shaped links.
+
+        ``engine`` is the runtime of every node; ``reference`` decodes real tokens and is priced by its own profile.
+        """
+        self.engine = engine
         links = self.root / "links.toml"
         links.write_text(conditioner_text(self.profile), "utf-8")
         ports = free_ports(2 * len(machines))
@@ -95,15 +100,14 @@ class DemoMesh:
                     "memory_bytes": machine.memory_bytes,
                     "memory_bandwidth_bytes_per_s": machine.memory_bandwidth_bytes_per_s,
                 },
-                "runtime": runtime,
+                "runtime": {"kind": engine},
+                "planner": {"calibration": "reference" if engine == "reference" else "skippy"},
                 # A demo lasts a minute: it settles faster than the default 8 s (doubled after a loss), and does not wait
                 # five minutes before it goes back to the better plan.
                 "election": {"settle_us": 4_000_000},
                 "replan": {"min_dwell_us": 5_000_000},
                 "log": {"format": "json"},
             }
-            if index == 0:
-                sections["model"] = {"path": str(model.absolute())}
             node.config.write_text(settings_text(sections), "utf-8")
             self.nodes.append(node)
 

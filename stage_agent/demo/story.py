@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.model.package import ModelPackage
+from stage_agent.cli.client import post_json
 from stage_agent.cli.plan_view import columns, milliseconds, plan_view, size
 from stage_agent.demo.mesh import DemoMesh, DemoNode
 from stage_agent.demo.profile import DemoProfile, ShapedMachine
@@ -21,6 +22,9 @@ SERVE_LIMIT_S = 45.0
 REPLAN_LIMIT_S = 40.0
 RECOVERY_LIMIT_S = 60.0
 
+PROMPT = (1, 300, 301, 302, 303, 304, 305, 306)
+TOKENS = 48
+
 QUIET_KINDS = frozenset({"row_published", "dial_failed"})
 """Events that would only be noise on the demo's screen; they are in the API and the logs all the same."""
 
@@ -29,15 +33,18 @@ class Story:
     """Tells one run. ``console`` is standard output; everything shown comes from the nodes' APIs or the profile."""
 
     def __init__(
-        self, console: Console, mesh: DemoMesh, machines: tuple[ShapedMachine, ...], model: ModelPackage
+        self, console: Console, mesh: DemoMesh, machines: tuple[ShapedMachine, ...], model: ModelPackage, path: Path
     ) -> None:
         self.console = console
         self.mesh = mesh
         self.machines = machines
         self.model = model
+        self.path = path
         self.watch = MeshWatch(mesh, self._show_event)
+        self.tokens: list[tuple[int, ...]] = []
+        """What the same prompt gave under each plan; always the same."""
 
-    def introduce(self, profile: DemoProfile, path: Path) -> None:
+    def introduce(self, profile: DemoProfile) -> None:
         """What is pretended and what is real, before anything runs."""
         table = columns("machine", ">memory for layers", ">memory bandwidth", "link delay, each way (shaped)")
         for machine in self.machines:
@@ -62,7 +69,7 @@ class Story:
                     Text(),
                     Text.assemble(
                         ("model  ", "dim"), (model.name, "bold"), f"  {model.layer_count} layers, {size(model.weight_bytes)}",
-                        f" of weights, embeddings {'tied' if model.tied_embeddings else 'untied'}  ", (str(path), "dim"),
+                        f" of weights, embeddings {'tied' if model.tied_embeddings else 'untied'}  ", (str(self.path), "dim"),
                     ),
                     Text.assemble(
                         ("real   ", "dim"), "processes, certificates, QUIC, gossip, round trips, election, planning, loading, fencing",
@@ -80,12 +87,14 @@ class Story:
         self._wait("every agent sees every other", FORM_LIMIT_S, self.watch.everybody_alive)
         self._wait("round trips settled on every link", FORM_LIMIT_S, self.watch.links_settled)
         self._wait("one coordinator", SERVE_LIMIT_S, lambda: self.watch.coordinator() is not None)
+        self._step(f"asked the mesh to serve {self.model.name}", self._serve_model)
         self._wait(
             "a plan is placed, every stage is ready, stage 0 is routable",
             SERVE_LIMIT_S,
             lambda: self.watch.serving() is not None,
         )
         self.show_plan("the plan")
+        self.generate()
         self.show_links()
         self.show_addresses()
 
@@ -106,6 +115,7 @@ class Story:
         replanned_s = time.monotonic() - lost_s
         after = self._serving()
         self.show_plan("the plan after the loss")
+        self.generate()
         self.console.rule(f"[bold]power back: {victim.name}", align="left")
         back_s = time.monotonic()
         self.mesh.start(victim)
@@ -121,6 +131,7 @@ class Story:
         recovered_s = time.monotonic() - back_s
         last = self._serving()
         self.show_plan("the plan after recovery")
+        self.generate()
         self._summary(before, after, last, victim, replanned_s, recovered_s)
 
     def follow(self) -> None:
@@ -146,6 +157,26 @@ class Story:
         if slot["reason"]:
             body.append(Text.assemble(("why ", "dim"), str(slot["reason"])))
         self.console.print(Panel(Group(*body), title=title, title_align="left"))
+
+    def generate(self) -> None:
+        """Send a prompt through the placed stages; measured against predicted time per token."""
+        if self.mesh.engine != "reference":
+            return
+        slot = self._serving()
+        first = self.watch.names()[slot["plan"]["stages"][0]["node_id"]]
+        node = next(each for each in self.mesh.nodes if each.name == first)
+        body = {"slot": slot["slot"], "prompt": list(PROMPT), "max_tokens": TOKENS}
+        answer = post_json(node.api, "/api/v1/generate", body)
+        predicted_us, measured_us = slot["plan"]["modeled"]["decode_tpot_us"], answer["tpot_us"]
+        self.tokens.append(tuple(answer["tokens"]))
+        off = f"{(measured_us - predicted_us) / predicted_us:+.0%}" if predicted_us else "not predicted"
+        self.console.print(
+            Text.assemble(
+                (f"tokens {' '.join(str(token) for token in answer['tokens'][:16])} …\n", "cyan"),
+                ("time per token  ", "dim"), f"measured {milliseconds(measured_us)}", ("  predicted ", "dim"),
+                milliseconds(predicted_us), ("  off by ", "dim"), off,
+            )
+        )  # fmt: skip
 
     def show_links(self) -> None:
         """What was measured on every directed link beside what it is shaped to be."""
@@ -229,6 +260,9 @@ class Story:
                 border_style="green",
             )
         )
+
+    def _serve_model(self) -> None:
+        self.watch.serve(self.path)
 
     def _form_mesh(self) -> None:
         self.mesh.form()

@@ -4,10 +4,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from protocol.errors import DaemonUnreachable, StagemeshError
-from stage_agent.cli.client import get_json
+from stage_agent.cli.client import get_json, post_json
 from stage_agent.demo.mesh import DemoError, DemoMesh, DemoNode
 
 POLL_S = 0.2
@@ -70,6 +71,10 @@ class MeshWatch:
                     f"{what} did not happen within {limit_s:.0f} s; logs are below {self.mesh.root}{self._why()}"
                 )
             time.sleep(POLL_S)
+
+    def serve(self, model: Path) -> None:
+        """Ask the mesh, through its first node, to place ``model``."""
+        post_json(self.running()[0].api, "/api/v1/models", {"model": str(model.absolute())})
 
     def status(self, node: DemoNode) -> Document:
         """``/api/v1/status`` of ``node``."""

@@ -9,6 +9,7 @@ from protocol.ballots import StageAssignment
 from protocol.fencing import PlanEpoch
 from stage_agent.runtimes.budget import StartBudget
 from stage_agent.runtimes.interface import StageLink
+from stage_agent.tunnel.tunnels import Tunnels
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,9 @@ class RuntimeContext:
     """``host:port`` of a node id, for engines that dial themselves; "" for an unknown or empty id."""
     budget: StartBudget
     """One per slot, kept across runtimes."""
+    shaped_bytes_per_s: int | None = None
+    """Pretended memory bandwidth: the verification engine decodes no faster than this."""
+    tunnels: Tunnels | None = None
+    """Loopback ways to engines of other nodes, for engines that only speak TCP."""
+    engine: str = ""
+    """This node's engine build, as its row tells it."""

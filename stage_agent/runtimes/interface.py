@@ -10,15 +10,19 @@ children. Background work belongs to the ``asyncio.TaskGroup`` given to the fact
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from protocol.ballots import StageAssignment
 from protocol.errors import StagemeshError
 from protocol.fencing import PlanEpoch
 
+if TYPE_CHECKING:
+    from stage_agent.runtimes.reference.requests import Generation
+
 FailureReason = Literal[
     "cancelled",
     "engine_exited",
+    "engine_mismatch",
     "engine_not_ready",
     "insufficient_memory",
     "model_mismatch",
@@ -51,6 +55,10 @@ class DecodeTiming:
     """Since the layer range was loaded, warm-up not counted."""
     age_us: int
     """Since the newest sample."""
+    tpot_us: int | None = None
+    """Stage 0 only: mean time per output token under the present plan, hops included."""
+    tpot_tokens: int = 0
+    """Tokens behind ``tpot_us``."""
 
 
 class StageRuntime(Protocol):
@@ -73,6 +81,14 @@ class StageRuntime(Protocol):
 
     def timings(self) -> DecodeTiming | None:
         """``None`` until something was decoded, or for engines that do not say."""
+
+
+@runtime_checkable
+class Generating(Protocol):
+    """A runtime that answers requests itself when it is stage 0."""
+
+    async def generate(self, prompt: tuple[int, ...], max_new_tokens: int) -> "Generation":
+        """Greedy tokens after ``prompt``. Raises ``GenerationInterrupted``."""
 
 
 def same_layers(held: StageAssignment, wanted: StageAssignment) -> bool:

@@ -33,10 +33,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     write_demo_model(model)
     profile = load_profile(None, None)
     with demo_mesh(profile, keep=False) as mesh:
-        mesh.prepare(machines(profile, open_model(model)), model, {})
+        mesh.prepare(machines(profile, open_model(model)))
         live = LiveMesh(mesh)
         mesh.form()
         live.watch.until("every agent sees every other", 40.0, live.watch.everybody_alive)
         live.watch.until("settled links", 40.0, live.watch.links_settled)
+        live.watch.serve(model)
         live.wait_until_serving()
         yield live

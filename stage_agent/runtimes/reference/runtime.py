@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from time import monotonic_ns
 from typing import TypeVar
@@ -59,6 +60,8 @@ class ReferenceRuntime:
         self._worker: StageWorker | None = None
         self._assignment: StageAssignment | None = None
         self._envelope: FrameEnvelope | None = None
+        self._decoded_us = 0
+        self._decoded_tokens = 0
 
     async def load(self, assignment: StageAssignment, report: Report) -> None:
         """Read and dequantise the assigned layers. Raises ``RuntimeFailure``."""
@@ -70,7 +73,7 @@ class ReferenceRuntime:
             except ModelError as error:
                 raise RuntimeFailure("model_unavailable", str(error)) from None
             self._decoder = StageDecoder(weights)
-            self._worker = StageWorker(self._decoder, assignment)
+            self._worker = StageWorker(self._decoder, assignment, self._context.shaped_bytes_per_s)
             self._assignment = assignment
             self._consumer = self._context.tasks.create_task(self._consume(), name=f"reference {assignment.slot}")
 
@@ -85,6 +88,7 @@ class ReferenceRuntime:
         self.requests.interrupt("plan_changed", "another plan became active; send the request again")
         await self._run(partial(self._worker.adopt, assignment))
         self._assignment = assignment
+        self._decoded_us = self._decoded_tokens = 0
         self._envelope = FrameEnvelope(epoch, assignment.slot, assignment.cache_epoch.value)
 
     async def unload(self) -> None:
@@ -104,8 +108,11 @@ class ReferenceRuntime:
         return await asyncio.shield(self._failed)
 
     def timings(self) -> DecodeTiming | None:
-        """Of this stage's layers alone, without embedding, head and hops."""
-        return self._worker.meter.timing(monotonic_ns() // 1_000) if self._worker is not None else None
+        """Of this stage's layers alone, without embedding, head and hops; and what stage 0 saw of whole tokens."""
+        timing = self._worker.meter.timing(monotonic_ns() // 1_000) if self._worker is not None else None
+        if timing is None or not self._decoded_tokens:
+            return timing
+        return replace(timing, tpot_us=-(-self._decoded_us // self._decoded_tokens), tpot_tokens=self._decoded_tokens)
 
     async def generate(
         self,
@@ -121,7 +128,10 @@ class ReferenceRuntime:
         Deterministic: the same prompt gives the same tokens however the model is split. Raises ``GenerationInterrupted``,
         which says whether sending the request again may help.
         """
-        return await self._generator.generate(prompt, max_new_tokens, stop_tokens, on_token, conversation)
+        result = await self._generator.generate(prompt, max_new_tokens, stop_tokens, on_token, conversation)
+        self._decoded_us += sum(result.token_us)
+        self._decoded_tokens += len(result.token_us)
+        return result
 
     @property
     def serving(self) -> tuple[StageAssignment, StageDecoder]:

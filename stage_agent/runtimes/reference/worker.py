@@ -30,8 +30,14 @@ class Outgoing:
 class StageWorker:
     """The decoder, its sessions and its timings under one assignment. ``dropped`` counts frames by reason."""
 
-    def __init__(self, decoder: StageDecoder, assignment: StageAssignment) -> None:
+    def __init__(
+        self, decoder: StageDecoder, assignment: StageAssignment, shaped_bytes_per_s: int | None = None
+    ) -> None:
         self._decoder = decoder
+        self._floor_ns = 0
+        if shaped_bytes_per_s:
+            # Pretended hardware: a decoded token streams the stage's weights once at the pretended bandwidth.
+            self._floor_ns = assignment.parameter_bytes * 1_000_000_000 // shaped_bytes_per_s
         self._assignment = assignment
         self._sessions: dict[int, SessionCache] = {}
         self.meter = DecodeMeter(decoder.layer_count)
@@ -77,9 +83,11 @@ class StageWorker:
             return self._refuse(frame, "cache_missing", retriable=True)
         started_ns = time.perf_counter_ns()
         hidden = self._decoder.run(hidden, frame.pos_start, cache)
-        ended_ns = time.perf_counter_ns()
         if frame.kind is FrameKind.DECODE:
-            self.meter.record(ended_ns - started_ns, time.monotonic_ns() // 1_000)
+            spent_ns = time.perf_counter_ns() - started_ns
+            if spent_ns < self._floor_ns:
+                time.sleep((self._floor_ns - spent_ns) / 1e9)
+            self.meter.record(time.perf_counter_ns() - started_ns, time.monotonic_ns() // 1_000)
         if self._assignment.next:
             moved = replace(
                 frame, source_stage_index=self._assignment.stage_index, dtype=FrameDtype.F32, payload=hidden.tobytes()
