@@ -17,9 +17,9 @@ from stage_agent.demo.mesh import DemoMesh, DemoNode
 from stage_agent.demo.profile import DemoProfile, ShapedMachine
 from stage_agent.demo.watch import MeshWatch, SeenEvent
 
-FORM_LIMIT_S = 20.0
-SERVE_LIMIT_S = 45.0
-REPLAN_LIMIT_S = 40.0
+FORM_LIMIT_S = 45.0
+SERVE_LIMIT_S = 60.0
+REPLAN_LIMIT_S = 60.0
 RECOVERY_LIMIT_S = 60.0
 
 PROMPT = (1, 300, 301, 302, 303, 304, 305, 306)
