@@ -16,12 +16,12 @@ KEPT = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, 50, 10))
+@pytest.mark.parametrize("first", range(0, 50, 5))
 def test_no_invariant_breaks_and_every_mesh_converges_after_healing(first):
     requests = 0
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 5):
         requests += run_seed(seed, chaos_us=45 * SECOND).checkers.completed_requests
-    assert requests > 100, "the meshes served hardly anything: the run proves little"
+    assert requests > 50, "the meshes served hardly anything: the run proves little"
 
 
 @pytest.mark.parametrize("seed", KEPT)
