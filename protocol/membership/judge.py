@@ -14,6 +14,7 @@ from protocol.ids import NodeId
 from protocol.membership.ground import Ground
 from protocol.membership.suspicion import suspicion_us
 from protocol.membership.table import Entry
+from protocol.messages import Gossip, GossipPush
 from protocol.rows import Accusation, Refutation
 
 VERIFY_SPACING_US = 500_000
@@ -82,6 +83,9 @@ class Judge:
             entry.accusers[accuser.node_id] = now_us
         if entry.node_id in ground.connections:
             self._verify(entry, now_us)
+            if not known and not ground.everyone_connects:
+                # Those who are not connected to it believe hearsay: it must hear of the accusation to refute it.
+                ground.send(entry.node_id, GossipPush(gossip=Gossip(accusations=(accusation,))), "stream")
         else:
             self._believe(entry, accusation, sender, now_us, known=known)
         if entry.state == "suspect":
@@ -91,8 +95,11 @@ class Judge:
         """The suspicion timer of a suspect ran out."""
         if entry.state != "suspect":
             return
+        witness = self._ground.node_id in entry.accusers
         self.bury(entry, "dead", "silent", now_us)
-        self._spread(self.accusation(entry, "dead"), None)
+        if witness:
+            # Who only heard of it must not be counted as another mourner.
+            self._spread(self.accusation(entry, "dead"), None)
 
     def bury(self, entry: Entry, state: str, reason: str, now_us: int) -> None:
         """Declare dead or left; the tombstone timer starts."""

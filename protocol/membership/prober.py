@@ -253,6 +253,9 @@ class Prober:
     def _failed(self, probe: Probe, entry: Entry, now_us: int) -> None:
         if entry.heard_us is not None and entry.heard_us >= probe.sent_us:
             return
+        if probe.target not in self._ground.connections and not self._ground.everyone_connects:
+            # The helpers probably had no connection either: that nobody answered says nothing.
+            return
         others = (self._ground.table.get(peer) for peer in self._ground.connections if peer != probe.target)
         if not any(other is not None and (other.heard_us or 0) >= probe.sent_us for other in others):
             self.worse()
