@@ -36,7 +36,7 @@ from protocol.ids import Instance, NodeId, Slot, Term
 MAX_DECISIONS = 256
 """Older decisions are forgotten; the driver has seen each as ``Decided``."""
 MAX_SLOTS = 16
-"""As many as an agent can hold; further wishes are refused by an assert in ``serve`` (the command line bounds them)."""
+"""As many as an agent can hold; of more wishes those with the highest priority are heard, then the smallest names."""
 TICK_US = 1_000_000
 """While this node coordinates it looks again at least this often."""
 
@@ -126,9 +126,9 @@ class Coordinator:
 
     def serve(self, models: tuple[ServedModelSpec, ...], now_us: int) -> list[Effect]:
         """The whole set of wishes, replacing the one before. A slot that is missing or serves another model is withdrawn."""
-        assert len(models) <= MAX_SLOTS, len(models)
         effects: list[Effect] = []
-        wanted = {spec.slot: spec for spec in models}
+        first = sorted(models, key=lambda spec: (-spec.priority, spec.slot))[:MAX_SLOTS]
+        wanted = {spec.slot: spec for spec in first}
         for name in [known for known in self._slots if known not in wanted]:
             ended = self._slots.pop(name)
             if len(self._ended) >= MAX_SLOTS:

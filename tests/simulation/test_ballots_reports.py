@@ -418,3 +418,14 @@ def test_a_model_that_is_not_wanted_any_more_is_unloaded_even_if_the_retirement_
     made.weather.blocked = set()
     run(made, 40)
     assert all(made.processes[node_id][0].agent.record(SLOT).active is None for node_id in nodes)
+
+
+def test_of_more_models_than_slots_those_with_the_highest_priority_are_heard():
+    made = mesh({A: 8, B: 8}, 10)
+    wishes = [
+        ServedModelSpec(Slot(f"s{number}"), "/m", model(1, name=f"{number}"), priority=number) for number in range(20)
+    ]
+    made.specs = tuple(wishes)
+    run(made, 5)
+    names = {item.slot for item in leader(made).coordinator.snapshot(made.now_us).slots}
+    assert names == {f"s{number}" for number in range(4, 20)}
