@@ -97,7 +97,7 @@ def _edges(rng: Random, names: list[str]) -> tuple[Edge, ...]:
         Edge(
             a,
             b,
-            2_000 if uniform else rng.choice([None, 200, 2_000, 2_500, 9_000, 30_000]),
+            2_000 if uniform else rng.choice([None, 200, 2_000, 2_501, 9_000, 30_001]),
             large_frame_bytes_per_s=None if uniform else rng.choice([None, 10**6, 10**8]),
             direct_prediction_return_supported=rng.random() < 0.8,
         )

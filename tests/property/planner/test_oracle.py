@@ -13,7 +13,7 @@ from tests.property.planner.instances import small_problem
 from tests.property.planner.legacy import cheapest_order_cost, legacy_choice, order_cost
 from tests.property.planner.oracle import Oracle
 
-BLOCK = 25
+BLOCK = 10
 QUICK_SEEDS, ALL_SEEDS = 250, 1_500
 """More than 500 of all have a modelled, feasible plan; most are left to the nightly run."""
 
@@ -79,7 +79,7 @@ def without_signals(problem: PlanningProblem) -> PlanningProblem:
     return replace(problem, participants=nodes, edges=())
 
 
-@pytest.mark.parametrize("block", range(0, 200, BLOCK))
+@pytest.mark.parametrize("block", range(0, 200, 2 * BLOCK))
 def test_without_signals_the_choice_is_the_legacy_one(block: int) -> None:
     for seed in range(block, block + BLOCK):
         problem = small_problem(Random(seed))
