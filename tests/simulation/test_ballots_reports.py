@@ -426,6 +426,6 @@ def test_of_more_models_than_slots_those_with_the_highest_priority_are_heard():
         ServedModelSpec(Slot(f"s{number}"), "/m", model(1, name=f"{number}"), priority=number) for number in range(20)
     ]
     made.specs = tuple(wishes)
-    run(made, 5)
+    run(made, 12)
     names = {item.slot for item in leader(made).coordinator.snapshot(made.now_us).slots}
     assert names == {f"s{number}" for number in range(4, 20)}
