@@ -5,7 +5,7 @@ bytes and time. A command that the node refuses is a problem with the refusal's 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from prometheus_client.exposition import choose_encoder
@@ -43,8 +43,11 @@ def build_app(
     *,
     settings: ApiSettings | None = None,
     token: str | None = None,
+    engine_routes: Sequence[Route] = (),
 ) -> Starlette:
     """The application over ``view`` and ``sink``. ``token`` = what every request must carry; ``None`` = none needed.
+
+    ``engine_routes`` lead to the engine that serves the model (``/v1/*``).
 
     ``app.state.streams.close()`` ends the open event streams.
     """
@@ -57,7 +60,7 @@ def build_app(
         Route(operation.path, handlers[operation.name], methods=[operation.method], name=operation.name)
         for operation in (*READS, *WRITES)
     ]
-    routes += [Route("/", _console), Route("/openapi.json", reads.description)]
+    routes += [Route("/", _console), Route("/openapi.json", reads.description), *engine_routes]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Gate, token=token, host=settings.host)],
