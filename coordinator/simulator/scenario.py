@@ -104,8 +104,8 @@ def _read_nodes(table: Table | None, hardware: Hardware, devices: dict[str, Devi
         assert table is not None
         if "->" in node_id:
             table.fail(node_id, f'a link belongs under [links."{node_id}"]')
-        if not node_id or node_id != "".join(node_id.split()):
-            table.fail(node_id, "a node id is one word")
+        if not node_id or node_id != "".join(node_id.split()) or not node_id.isprintable():
+            table.fail(node_id, "a node id is one word of characters that can be shown")
         row = table.table(node_id)
         assert row is not None
         if len(nodes) == MAX_NODES:
@@ -137,7 +137,7 @@ def _read_node(row: Table, node_id: str) -> Participant:
         runtime_headroom_bytes=row.whole("runtime_headroom_bytes"),
         memory_bandwidth_bytes_per_s=None if bandwidth is None else floor_rate(bandwidth, BYTES_PER_MIB),
         compute_flops_per_s=None if compute is None else floor_rate(compute, FLOPS_PER_GFLOP),
-        observed_decode_us_per_layer=row.whole("observed_decode_us_per_layer", high=10**12),
+        observed_decode_us_per_layer=row.whole("observed_decode_us_per_layer", low=1, high=10**12),
         observed_decode_samples=row.whole("observed_decode_samples", high=10**12) or 0,
         observed_decode_age_us=0 if age is None else ceil_us(age, US_PER_S),
         cached_bytes=row.whole("cached_bytes"),

@@ -8,11 +8,11 @@ from typing import Any, cast
 from coordinator.model.package import ForbiddenBoundary, Layer, ModelPackage
 from coordinator.planner.plan import PlanRefused
 from coordinator.planner.problem import KvCache
+from coordinator.planner.validate import MAX_LAYERS
 from coordinator.simulator.toml_table import Table
 from coordinator.simulator.units import ceil_div
 from protocol.errors import ModelError
 
-MAX_LAYERS = 4_096
 BYTES_PER_ACTIVATION_F16 = 2
 
 _STATED = (
@@ -43,7 +43,7 @@ def read_model(
 
 def _stated(table: Table) -> ModelPackage | PlanRefused:
     count = table.whole("layer_count", high=MAX_LAYERS)
-    width = table.whole("activation_width", high=2**24)
+    width = table.whole("activation_width", low=1, high=2**24)
     frame = table.whole("activation_frame_bytes", high=2**40)
     native = table.whole("native_context_length", high=2**31)
     first, last = table.whole("shared_first_bytes") or 0, table.whole("shared_last_bytes") or 0
@@ -83,7 +83,9 @@ def _layers(table: Table, count: int) -> tuple[Layer, ...] | PlanRefused:
         table.fail(
             "layer_weight_bytes", "needs a list with one entry per layer; weight_bytes_per_layer takes one number"
         )
-    fractions = table.numbers("active_weight_fraction", count, high=1) or [Decimal(1)] * count
+    fractions = table.numbers("active_weight_fraction", count, high=1, whole=False) or [Decimal(1)] * count
+    if not all(fractions):
+        table.fail("active_weight_fraction", "is 0: every token reads some weights; leave it out for a dense model")
     recurrent = table.numbers("recurrent_bytes_per_sequence", count) or [Decimal(0)] * count
     total_or_list = table.peek("kv_bytes_per_token")
     kv = table.numbers("kv_bytes_per_token", count, high=2**40)
@@ -92,7 +94,10 @@ def _layers(table: Table, count: int) -> tuple[Layer, ...] | PlanRefused:
     if uniform is None and listed is None:
         return PlanRefused("missing_weights", "[model] needs weight_bytes_per_layer or layer_weight_bytes")
     if kv is None:
-        return PlanRefused("missing_kv", "[model] kv_bytes_per_token is missing; write 0 for a model without a cache")
+        return PlanRefused(
+            "missing_kv",
+            "[model] kv_bytes_per_token is missing; a model without attention states recurrent_bytes_per_sequence and 0 here",
+        )
     if not isinstance(total_or_list, list):
         kv = [Decimal(ceil_div(int(kv[0]), count))] * count
     weights = listed or [Decimal(uniform or 0)] * count

@@ -11,6 +11,7 @@ from coordinator.planner.problem import (
     Policy,
     ReturnMode,
 )
+from coordinator.planner.validate import MAX_LANES
 from coordinator.simulator.toml_table import Table
 from coordinator.simulator.units import BYTES_PER_MIB, US_PER_MS, US_PER_S, ceil_us, floor_rate
 
@@ -62,7 +63,7 @@ def read_request(table: Table | None, base: PlanRequest, known: frozenset[str]) 
     stage0 = table.text("stage0_node")
     excluded, required = table.texts("exclude_nodes"), table.texts("require_nodes")
     for key, ids in (
-        ("stage0_node", [stage0] if stage0 else []),
+        ("stage0_node", [] if stage0 is None else [stage0]),
         ("exclude_nodes", excluded),
         ("require_nodes", required),
     ):
@@ -70,7 +71,7 @@ def read_request(table: Table | None, base: PlanRequest, known: frozenset[str]) 
             if node_id not in known:
                 table.fail(key, f'"{node_id}" is not a node of this scenario')
     aware = table.flag("performance_aware")
-    lanes = table.whole("parallel_lanes", high=65_536)
+    lanes = table.whole("parallel_lanes", high=MAX_LANES)
     return replace(
         base,
         minimum_nodes=_or(table.whole("minimum_nodes", low=1, high=1_024), base.minimum_nodes),

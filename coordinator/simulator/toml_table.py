@@ -26,17 +26,40 @@ Path = tuple[str | int, ...]
 _HEADER = re.compile(r"^\s*(\[\[.*\]\]|\[.*\])\s*(#.*)?$")
 _KEY = re.compile(r"""^\s*((?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _AT_LINE = re.compile(r"\(at line (\d+)")
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (str, "a string"),
+    (int, "a number"),
+    (Decimal, "a number"),
+    (list, "a list"),
+    (dict, "a table"),
+)
+_NEAR = 0.65
+"""Similarity from which on an unknown key is taken for a known one misspelt."""
 
 
 class ScenarioError(ConfigurationError):
     """A scenario, profile or run file is wrong. Names the file, the key and the line; nothing was planned."""
 
     def __init__(self, source: str, line: int, key: str, message: str) -> None:
+        key = visible(key)
         where = f"{source}:{line}" if line else source
-        super().__init__(f"{where}: {key}: {message}" if key else f"{where}: {message}")
+        super().__init__(visible(f"{where}: {key}: {message}" if key else f"{where}: {message}"))
         self.source = source
         self.line = line
         self.key = key
+
+
+def visible(text: str) -> str:
+    """``text`` with every character that a terminal would obey instead of show written as its escape."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _kind(value: Any) -> str:
+    """What TOML calls a value of this type."""
+    return next((word for kind, word in _KINDS if isinstance(value, kind)), "a date or time")
 
 
 def _only_path(fragment: str) -> Path | None:
@@ -76,6 +99,7 @@ class Source:
             if header is not None and (path := _only_path(header.group(1))) is not None:
                 if header.group(1).startswith("[["):
                     arrays[path] = arrays.get(path, -1) + 1
+                    where.setdefault(path, number)
                     path = (*path, arrays[path])
                 prefix = path
                 where.setdefault(prefix, number)
@@ -131,10 +155,25 @@ def parse_toml(name: str, text: str) -> "Table":
     except tomllib.TOMLDecodeError as error:
         at = _AT_LINE.search(str(error))
         raise ScenarioError(name, int(at.group(1)) if at else 0, "", f"not valid TOML: {error}") from error
-    except (RecursionError, ValueError) as error:
-        # a number of 10 000 digits, or brackets nested a thousand deep
-        raise ScenarioError(name, 0, "", f"not readable: {type(error).__name__}") from error
+    except RecursionError as error:
+        raise ScenarioError(name, 0, "", "not readable: lists or tables are nested too deeply") from error
+    except ValueError as error:
+        raise ScenarioError(name, 0, "", "not readable: a number has thousands of digits") from error
     return Table(Source(name, text), (), values)
+
+
+def _fault(value: Any, low: Decimal | int, high: Decimal | int, *, whole: bool) -> str | None:
+    """Why ``value`` is not a number within ``[low, high]``; ``None`` when it is one."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return f"needs a number, got {_kind(value)}"
+    number, said = Decimal(value), str(value)[:40]
+    if not number.is_finite():
+        return f"needs a finite number, got {said}"
+    if not low <= number <= high:
+        return f"is {said}, allowed is {low} to {high}"
+    if whole and number != number.to_integral_value():
+        return f"needs a whole number, got {said}"
+    return None
 
 
 class Table:
@@ -165,54 +204,49 @@ class Table:
         self._asked.add(key)
         return self._values.get(key)
 
-    def _checked(self, key: str, value: Any, low: Decimal | int, high: Decimal | int) -> Decimal:
-        if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            self.fail(key, f"needs a number, got {type(value).__name__}")
-        number = Decimal(value)
-        if not number.is_finite():
-            self.fail(key, f"needs a finite number, got {str(value)[:40]}")
-        if not low <= number <= high:
-            self.fail(key, f"is {str(value)[:40]}, allowed is {low} to {high}")
-        return number
+    def _checked(
+        self, where: Path, value: Any, low: Decimal | int, high: Decimal | int, *, whole: bool = False
+    ) -> Decimal:
+        message = _fault(value, low, high, whole=whole)
+        if message is not None:
+            raise self.source.error((*self.path, *where), message)
+        return Decimal(value)
 
     def number(self, key: str, *, low: Decimal | int = 0, high: Decimal | int = MAX_NUMBER) -> Decimal | None:
         """A finite number within ``[low, high]``."""
         value = self.take(key)
-        return None if value is None else self._checked(key, value, low, high)
+        return None if value is None else self._checked((key,), value, low, high)
 
     def whole(self, key: str, *, low: int = 0, high: int = MAX_NUMBER) -> int | None:
         """A whole number within ``[low, high]``."""
         value = self.take(key)
-        if value is None:
-            return None
-        number = self._checked(key, value, low, high)
-        if number != number.to_integral_value():
-            self.fail(key, f"needs a whole number, got {str(value)[:40]}")
-        return int(number)
+        return None if value is None else int(self._checked((key,), value, low, high, whole=True))
 
-    def numbers(self, key: str, count: int, *, high: int = MAX_NUMBER) -> list[Decimal] | None:
+    def numbers(self, key: str, count: int, *, high: int = MAX_NUMBER, whole: bool = True) -> list[Decimal] | None:
         """One number for all or a list with exactly ``count`` entries; always returned as ``count`` entries."""
         value = self.take(key)
         if value is None:
             return None
         if not isinstance(value, list):
-            return [self._checked(key, value, 0, high)] * count
+            return [self._checked((key,), value, 0, high, whole=whole)] * count
         if len(value) != count:
             self.fail(key, f"has {len(value)} entries, the model has {count} layers")
-        return [self._checked(key, entry, 0, high) for entry in value]
+        return [self._checked((key, index), entry, 0, high, whole=whole) for index, entry in enumerate(value)]
 
     def text(self, key: str) -> str | None:
-        """A string."""
+        """A string without control characters, line breaks and tabs apart."""
         value = self.take(key)
         if value is not None and not isinstance(value, str):
-            self.fail(key, f"needs a string, got {type(value).__name__}")
+            self.fail(key, f"needs a string, got {_kind(value)}")
+        if value and not (shown := re.sub(r"[\r\n\t]", "", value)).isprintable():
+            self.fail(key, f"has characters that cannot be shown: {visible(shown)[:80]}")
         return value
 
     def flag(self, key: str) -> bool | None:
         """``true`` or ``false``."""
         value = self.take(key)
         if value is not None and not isinstance(value, bool):
-            self.fail(key, f"needs true or false, got {type(value).__name__}")
+            self.fail(key, f"needs true or false, got {_kind(value)}")
         return value
 
     def choice(self, key: str, allowed: Sequence[str]) -> str | None:
@@ -237,7 +271,7 @@ class Table:
         if value is None:
             return []
         if not isinstance(value, list):
-            self.fail(key, f"needs a list, got {type(value).__name__}")
+            self.fail(key, f"needs a list, got {_kind(value)}")
         return value
 
     def table(self, key: str) -> "Table | None":
@@ -246,7 +280,7 @@ class Table:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.fail(key, f"needs a table, got {type(value).__name__}")
+            self.fail(key, f"needs a table, got {_kind(value)}")
         return Table(self.source, (*self.path, key), value)
 
     def tables(self, key: str, *, limit: int) -> list["Table"]:
@@ -263,5 +297,7 @@ class Table:
         """Refuse the first key, in the order of the file, that nobody asked for."""
         for key in self._values:
             if key not in self._asked:
-                near = difflib.get_close_matches(key, sorted(self._asked), n=1)
-                self.fail(key, "unknown key" + (f'; did you mean "{near[0]}"?' if near else ""))
+                known = sorted(self._asked)
+                near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+                advice = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(known)}"
+                self.fail(key, f"unknown key; {advice}" if known else "unknown key")

@@ -8,9 +8,9 @@ from stage_agent.cli.plan_view import Document, columns, lines_view, millisecond
 
 _RIVALS = {
     "memory_order": "same nodes, by memory",
-    "without_node": "without",
     "single_node": "one node alone",
 }
+"""Shorter than the document's own labels; the other kinds name a node and keep theirs."""
 
 
 def explanation_view(document: Document) -> RenderableType:
@@ -38,9 +38,7 @@ def _terms(document: Document, total: int | None) -> Table:
 def _rivals(document: Document) -> Table:
     table = columns("rival", "placement", ">per token", ">difference", "because of", title="rivals")
     for rival in document["rivals"]:
-        label = f"{_RIVALS.get(rival['kind'], rival['kind'])}"
-        if rival["kind"] == "without_node":
-            label = f"{label} {rival['label'].removeprefix('without ')}"
+        label = _RIVALS.get(rival["kind"], rival["label"])
         difference = rival["difference_us"]
         style = "" if difference is None else "green" if difference < 0 else "red"
         signed = "" if difference is None else f"{'+' if difference >= 0 else '−'}{milliseconds(abs(difference))}"

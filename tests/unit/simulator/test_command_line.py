@@ -84,10 +84,12 @@ def test_a_refusal_explains_itself_to_people() -> None:
 def test_explain_names_the_rivals_and_the_dearest_term() -> None:
     result = invoke("explain", "--scenario", corpus("leave-one-out-wins"))
     assert result.exit_code == 0
-    for part in ("hop near1 -> near2", "same nodes, by memory", "without near1", "one node alone"):
+    for part in ("hop near1 -> near2", "same nodes, by memory", "without near1", "with big", "one node alone"):
         assert part in result.stdout
     document = json.loads(invoke("explain", "--scenario", corpus("leave-one-out-wins"), "--json").stdout)
-    assert {rival["kind"] for rival in document["rivals"]} == {"memory_order", "without_node", "single_node"}
+    assert {rival["kind"] for rival in document["rivals"]} == {
+        "memory_order", "without_node", "with_node", "single_node",
+    }  # fmt: skip
 
 
 def test_explain_takes_a_plan_that_was_made_before(tmp_path: Path) -> None:
@@ -125,6 +127,18 @@ def test_a_missing_file_says_so() -> None:
     error = invoke("plan", "--scenario", "nowhere.toml").exception
     assert isinstance(error, StagemeshError)
     assert "nowhere.toml: No such file" in str(error)
+
+
+def test_a_directory_is_told_from_a_file() -> None:
+    error = invoke("plan", "--scenario", CORPUS).exception
+    assert isinstance(error, StagemeshError)
+    assert str(error).endswith("is a directory; name a file in it")
+
+
+def test_a_file_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    scenario = tmp_path / "windows.toml"
+    scenario.write_text("\ufeff" + PAIR.replace("\n", "\r\n"), encoding="utf-8")
+    assert invoke("plan", "--scenario", scenario).exit_code == 0
 
 
 def test_a_scenario_and_a_live_node_exclude_each_other() -> None:

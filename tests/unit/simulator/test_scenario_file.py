@@ -223,6 +223,41 @@ stages = [
         ("[model]", "[[events]]\nat_s = 1\nkind = 'quake'\ntarget = 'x'\n[model]", 18, "events[0].kind", "cold_start"),
         ("[model]", "[expect]\nunused = ['x']\n[model]", 17, "expect.unused", "not a node"),
         ("[model]", "[modell]\na = 1\n[model]", 16, "modell", 'did you mean "model"'),
+        (
+            "rtt_ms = 4",
+            "quality = 4",
+            14,
+            'links."beta -> alpha".quality',
+            "known here: direct_prediction_return_supported",
+        ),
+        ("[model]", "[[calibration]]\n[model]", 16, "calibration", "needs a table, got a list"),
+        ("layer_count = 30", "layer_count = 513", 17, "model.layer_count", "allowed is 0 to 512"),
+        ("layer_count = 30", "layer_count = 30\nactivation_width = 0", 18, "model.activation_width", "allowed is 1"),
+        (
+            "layer_count = 30",
+            "layer_count = 30\nactive_weight_fraction = 0",
+            18,
+            "model.active_weight_fraction",
+            "is 0",
+        ),
+        (
+            "layer_count = 30",
+            "layer_count = 30\nrecurrent_bytes_per_sequence = 0.5",
+            18,
+            "model.recurrent_bytes_per_sequence",
+            "whole",
+        ),
+        (
+            "[nodes.beta]",
+            "observed_decode_us_per_layer = 0\n[nodes.beta]",
+            5,
+            "nodes.alpha.observed_decode_us_per_layer",
+            "1",
+        ),
+        ("[nodes.beta]", '[nodes."\\u001b[31m"]', 5, r'nodes."\x1b[31m"', "one word"),
+        ("[model]", '[model]\nname = "a\\u001b[2J"', 17, "model.name", r"\x1b"),
+        ("[model]", "[workload]\nparallel_lanes = 4097\n[model]", 17, "workload.parallel_lanes", "0 to 4096"),
+        ("[model]", "[workload]\nstage0_node = ''\n[model]", 17, "workload.stage0_node", "not a node"),
     ],
 )
 def test_a_mistake_names_file_line_and_key(before: str, after: str, line: int, key: str, words: str) -> None:
@@ -234,6 +269,24 @@ def test_a_mistake_names_file_line_and_key(before: str, after: str, line: int, k
     assert (error.source, error.line, error.key) == ("mesh.toml", line, key)
     assert words in str(error)
     assert error.exit_code == 2
+
+
+def test_a_list_names_the_entry_that_is_wrong() -> None:
+    listed = SINGLE.replace("kv_bytes_per_token = 1000", "kv_bytes_per_token = [1, 2, 2.5, 4]")
+    with pytest.raises(ScenarioError, match=r"model\.kv_bytes_per_token\[2\]: needs a whole number, got 2\.5"):
+        read(listed)
+
+
+def test_a_missing_cache_is_refused_without_advice_that_would_be_refused_again() -> None:
+    refused = read(SINGLE.replace("kv_bytes_per_token = 1000", "")).problem
+    assert isinstance(refused, PlanRefused)
+    assert "recurrent_bytes_per_sequence" in refused.message
+
+
+def test_an_error_shows_no_terminal_codes() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        read('"\\u001b[31mred" = 1\n')
+    assert str(caught.value).isprintable()
 
 
 def test_broken_toml_names_the_line() -> None:
