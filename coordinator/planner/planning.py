@@ -22,10 +22,16 @@ ELEMENTS_PER_MS = 300_000
 """Matrix elements the proof search touches per millisecond of budget: what turns a time into a count (measured)."""
 THROUGHPUT_SHARE = 4
 """A throughput value takes several serial searches; it is given this many budgets."""
+SAFETY_FACTOR = 20
+"""A given clock ends the search once it has run this many budgets: on a machine so slow, an answer matters more."""
 
 
 def plan(problem: PlanningProblem, *, clock_us: Callable[[], int] | None = None) -> Plan | PlanRefused:
-    """Place ``problem.model``. ``InvalidProblem`` for absurd input, ``PlanRefused`` for an honest no."""
+    """Place ``problem.model``. ``InvalidProblem`` for absurd input, ``PlanRefused`` for an honest no.
+
+    The search is bounded by counted work, so the answer depends on the input alone. ``clock_us`` (monotonic µs) fills
+    ``elapsed_ms`` and is a safety stop on machines many times slower than the budget assumes.
+    """
     check_problem(problem)
     began = clock_us() if clock_us else 0
     refused = missing_facts(problem)
@@ -54,7 +60,8 @@ def _search(
 ) -> Plan | PlanRefused:
     request = instance.problem.request
     throughput = request.objective == "throughput"
-    budget = Budget(request.search_budget_ms * ELEMENTS_PER_MS * (THROUGHPUT_SHARE if throughput else 1))
+    budget_ms = request.search_budget_ms * (THROUGHPUT_SHARE if throughput else 1)
+    budget = Budget(budget_ms * ELEMENTS_PER_MS, overdue=lambda: elapsed_ms() > SAFETY_FACTOR * budget_ms)
     if request.objective != "capacity":
         searcher = searcher_for(instance, budget)
         choose = choose_throughput if throughput else choose_interactive

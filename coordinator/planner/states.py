@@ -4,6 +4,7 @@ A state is (first node, set of used nodes, last node) with a vector u over the l
 having placed ``[0, a)`` on the used nodes except the last, the hop into the last included.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,10 +27,12 @@ class Budget:
 
     left: int
     expanded: int = 0
+    overdue: Callable[[], bool] | None = None
+    """A caller's clock, as a safety stop far beyond the budget; without one nothing but the work decides."""
 
     def charge(self, elements: int, states: int = 0) -> None:
         """Account for work done."""
-        self.left -= elements
+        self.left = 0 if self.overdue is not None and self.overdue() else self.left - elements
         self.expanded += states
 
 

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from coordinator.planner.plan import Plan
 from coordinator.planner.planning import plan
 from coordinator.planner.problem import Calibration
+from tests.property.planner.meshes import mesh
 from tests.unit.planner.builders import GB, both, layout, link, model, node, placed, problem, refused
 
 FLAT = Calibration(name="flat", per_stage_us=0, per_hop_us=0)
@@ -153,6 +155,15 @@ def test_the_budget_is_counted_in_work_so_a_clock_changes_nothing_but_the_elapse
     timed, plain = plan(question, clock_us=lambda: next(ticks)), placed(question)
     assert timed.search.elapsed_ms > 0
     assert replace(timed, search=plain.search) == plain
+
+
+def test_a_clock_that_has_run_away_stops_the_proof_but_not_the_answer() -> None:
+    ticks = iter(range(0, 10**15, 10**9))
+    question = mesh(10, 12, stages=4, calibration=Calibration(per_hop_us=300))
+    stopped, calm = plan(question, clock_us=lambda: next(ticks)), placed(question)
+    assert isinstance(stopped, Plan)
+    assert calm.search.proven_optimal
+    assert sum(stage.layer_end - stage.layer_start for stage in stopped.stages) == question.model.layer_count
 
 
 def test_the_running_order_is_a_starting_point_and_never_changes_the_optimum() -> None:
