@@ -17,7 +17,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.planner.document import plan_document
 from coordinator.planner.planning import plan as compute_plan
 from coordinator.replan import Observation
-from coordinator.view import MemberFacts
+from coordinator.view import MemberFacts, facts_of
 from protocol.ballots import (
     Abort,
     Activate,
@@ -36,7 +36,6 @@ from protocol.errors import StateError
 from protocol.ids import NodeId, Slot
 from protocol.membership import effects as told
 from protocol.membership.core import Membership
-from protocol.membership.member import Member
 from protocol.messages import (
     Ack,
     DigestRequest,
@@ -201,7 +200,7 @@ class Driver:
         """Show the present membership to the coordinator and the agent."""
         self._dirty_us = None
         members = self.membership.members(now_us)
-        facts = tuple(self._facts(member) for member in members.values())
+        facts = tuple(facts_of(member) for member in members.values())
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         self._serve_wishes(now_us)
@@ -217,17 +216,6 @@ class Driver:
                     self._observed[fact.slot] = news
                     observation = Observation(tpot_us=fact.tpot_us, tokens=fact.tpot_tokens)
                     self.carry_coordinator(self.coordinator.on_observed(Slot(fact.slot), observation, now_us))
-
-    def _facts(self, member: Member) -> MemberFacts:
-        rtt = None if member.link is None or member.link.rtt is None else member.link.rtt.min_rtt_us
-        return MemberFacts(
-            row=member.row,
-            state=member.state,
-            settled=member.is_self or (member.link is not None and member.link.settled),
-            conflict=member.conflict,
-            flaps=member.flaps,
-            coordinator_rtt_us=rtt,
-        )
 
     def _serve_wishes(self, now_us: int) -> None:
         rows = tuple(

@@ -15,7 +15,7 @@ from coordinator.planner.explain import explain, explanation_document
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.planning import plan as compute_plan
 from coordinator.planner.problem import Calibration, LockedStage, LockedTopology, PlanningProblem
-from coordinator.view import ClusterView, MemberFacts, ProblemTerms, SignalQuantiser, build_problem
+from coordinator.view import ClusterView, ProblemTerms, SignalQuantiser, build_problem, facts_of
 from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
 from stage_agent.api import commands
@@ -165,18 +165,7 @@ class Operations:
         now_us = monotonic_us()
         left_out = self.driver.coordinator.snapshot(now_us).left_out
         members = self.driver.membership.members(now_us)
-        facts = {
-            node_id: MemberFacts(
-                row=member.row,
-                state=member.state,
-                settled=member.is_self or (member.link is not None and member.link.settled),
-                conflict=member.conflict,
-                coordinator_rtt_us=None
-                if member.link is None or member.link.rtt is None
-                else member.link.rtt.min_rtt_us,
-            )
-            for node_id, member in members.items()
-        }
+        facts = {node_id: facts_of(member) for node_id, member in members.items()}
         terms = ProblemTerms(
             model=package,
             planner=planner,
