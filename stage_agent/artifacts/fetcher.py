@@ -11,25 +11,23 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from protocol.ballots import ArtifactRef, StageAssignment
 from protocol.errors import ModelError
-from protocol.ids import NodeId
 from stage_agent.artifacts.assembly import Assembly
 from stage_agent.artifacts.download import Download, Means
 from stage_agent.artifacts.errors import ArtifactError
-from stage_agent.artifacts.session import PEER_FAULTS, HolderSession
-from stage_agent.artifacts.stage_files import (
-    Listing,
-    check_listing,
-    has_size,
-    manifest_at,
-    needed,
-)
-from stage_agent.artifacts.wire import WAITING, Listed, ListRequest, Refused
+from stage_agent.artifacts.listings import Listings, Wanted
+from stage_agent.artifacts.stage_files import Listing, has_size, manifest_at, needed
+from stage_agent.artifacts.wire import WAITING
 from stage_agent.model_files import PackageFiles, locate
 from stage_agent.model_source import model_files, open_model
+
+if TYPE_CHECKING:
+    from protocol.ids import NodeId
+    from stage_agent.artifacts.session import HolderSession
 
 Progress = Callable[[int, int], None]
 """``progress(here_bytes, needed_bytes)`` of the stage's files; never goes back, ends with both equal."""
@@ -46,6 +44,7 @@ class PackageFetcher:
         self._means = means
         self._assembly = assembly
         self._find_local = find_local
+        self._listings = Listings(means, assembly)
         self._pinned: dict[_Key, list[tuple[str, ...]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -91,11 +90,16 @@ class PackageFetcher:
             return False
         blobs = tuple(name for file, _ in files if (name := self._means.store.name_of(file)) is not None)
         self._means.store.pin(blobs)
-        if await asyncio.to_thread(self._all_right, files):
+        try:
+            right = await asyncio.to_thread(self._all_right, files)
+        except BaseException:
+            self._means.store.unpin(blobs)
+            raise
+        if right:
             self._remember(assignment, blobs)
-            return True
-        self._means.store.unpin(blobs)
-        return False
+        else:
+            self._means.store.unpin(blobs)
+        return right
 
     def _all_right(self, files: Sequence[tuple[Path, int | None]]) -> bool:
         for file, size_bytes in files:
@@ -114,98 +118,52 @@ class PackageFetcher:
     # ---- what is fetched --------------------------------------------------------------------------------------------
 
     async def _fetch(self, assignment: StageAssignment, own: Path | None, progress: Progress) -> Path:
-        known = await asyncio.to_thread(self._known_manifest, assignment, own)
+        known = await self._listings.known(assignment, own)
         if known is not None:
-            return await self._complete(assignment, known, own, progress, None)
-        asked: dict[NodeId, str] = {}
+            return await self._complete(assignment, known, own, progress)
+        told: dict[NodeId, str] = {}
         waits = 0
         async with aclosing(self._means.rounds(lambda: waits)) as rounds:
             async for _ in rounds:
                 for peer in self._means.holders(assignment.model_digest):
                     if (peer, assignment.model_digest) in self._means.distrust:
                         continue
-                    listing = await self._ask(peer, assignment, asked)
-                    if listing is None:
-                        waits += asked.get(peer) in WAITING
+                    wanted = await self._listings.ask(peer, assignment, told)
+                    if wanted is None:
+                        waits += told.get(peer) in WAITING
                         continue
                     try:
-                        return await self._complete(assignment, listing, own, progress, peer)
+                        return await self._complete(assignment, wanted, own, progress)
                     except ArtifactError as error:
                         if error.reason != "wrong_model":
                             raise
-                        asked[peer] = str(error)
-        told = ", ".join(f"{peer[:8]}: {why}" for peer, why in sorted(asked.items()))
+                        told[peer] = str(error)
+        why = ", ".join(f"{peer[:8]}: {each}" for peer, each in sorted(told.items())) or "nobody offers it"
         raise ArtifactError(
-            "gave_up" if asked else "no_peer",
-            f"model {assignment.model_digest[:12]} is not here and no peer lists its files ({told or 'nobody offers it'}): "
+            "gave_up" if told else "no_peer",
+            f"model {assignment.model_digest[:12]} is not here and no peer lists its files ({why}): "
             "copy it here, or set artifacts.mode on a node that has it",
         )
 
-    def _known_manifest(self, assignment: StageAssignment, own: Path | None) -> Listing | None:
-        """An incomplete package says itself what it lacks."""
-        fetched = self._assembly.path(assignment.model_digest)
-        for path in (fetched, own):
-            try:
-                if path is not None and isinstance(locate(path), PackageFiles):
-                    listing = Listing(manifest=manifest_at(path if path.is_dir() else path.parent)[0])
-                    check_listing(listing, assignment)
-                    return listing
-            except ModelError:
-                continue  # a damaged one is asked for again
-        return None
-
-    async def _ask(self, peer: NodeId, assignment: StageAssignment, told: dict[NodeId, str]) -> Listing | None:
-        session = HolderSession(peer, self._means.open_bulk, self._means.settings)
-        try:
-            reply = await session.ask(ListRequest(model_digest=assignment.model_digest))
-            match reply:
-                case Listed(form="layer_package", manifest_bytes=size):
-                    listing = Listing(manifest=await session.exactly(size))
-                case Listed(files=files):
-                    listing = Listing(files)
-                case Refused(reason=reason):
-                    told[peer] = reason
-                    return None
-                case _:
-                    self._means.blame(peer, assignment.model_digest, "malformed")
-                    return None
-            check_listing(listing, assignment)
-        except PEER_FAULTS as fault:
-            told[peer] = str(fault) or type(fault).__name__
-            return None
-        except ModelError as error:
-            told[peer] = str(error)
-            self._means.blame(peer, assignment.model_digest, "wrong_manifest")
-            return None
-        finally:
-            session.drop()
-        return listing
-
     async def _complete(
-        self, assignment: StageAssignment, listing: Listing, own: Path | None, progress: Progress, source: NodeId | None
+        self, assignment: StageAssignment, wanted: Wanted, own: Path | None, progress: Progress
     ) -> Path:
-        files = needed(listing, assignment)
-        blobs = tuple({file.sha256: None for file in files})
+        blobs = tuple({file.sha256: None for file in wanted.files})
         beside = await asyncio.to_thread(_package_directory, own)
         self._means.store.pin(blobs)
         try:
-            await self._fetch_files(assignment.model_digest, files, beside, progress)
-            path = await asyncio.to_thread(self._assembly.assemble, assignment.model_digest, listing, files, beside)
-            await self._check_model(assignment, listing, path, blobs, source)
+            await self._fetch_files(assignment.model_digest, wanted.files, beside, progress)
+            path = await asyncio.to_thread(
+                self._assembly.assemble, assignment.model_digest, wanted.listing, wanted.files, beside
+            )
+            await self._check_model(assignment, wanted, path, blobs)
         except BaseException:
             self._means.store.unpin(blobs)
             raise
         self._remember(assignment, blobs)
         return path
 
-    async def _check_model(
-        self,
-        assignment: StageAssignment,
-        listing: Listing,
-        path: Path,
-        blobs: Sequence[str],
-        source: NodeId | None,
-    ) -> None:
+    async def _check_model(self, assignment: StageAssignment, wanted: Wanted, path: Path, blobs: Sequence[str]) -> None:
         """The files are what was listed; now they must be the model. Whoever listed other files lied."""
         try:
             digest = (await asyncio.to_thread(open_model, path)).digest
@@ -215,11 +173,11 @@ class PackageFetcher:
         if not problem:
             return
         self._assembly.forget(assignment.model_digest)
-        if listing.manifest is None:
+        if wanted.listing.manifest is None:  # a package's manifest vouches for its files, a plain listing does not
             for blob in blobs:
                 await asyncio.to_thread(self._means.store.discard, blob, damaged=True)
-        if source is not None:
-            self._means.blame(source, assignment.model_digest, "wrong_model")
+        if wanted.source is not None:
+            self._means.blame(wanted.source, assignment.model_digest, "wrong_model")
         raise ArtifactError("wrong_model", f"what was fetched is not model {assignment.model_digest[:12]}: {problem}")
 
     async def _fetch_files(

@@ -103,7 +103,10 @@ class PartialFile:
     def start_anew(self) -> None:
         """Forget all bytes."""
         with self._mutex:
-            self._forget()
+            try:
+                self._forget()
+            except OSError as error:
+                raise disk_failure(self.path, error) from None
 
     def close(self) -> None:
         """Keep what is there for a later attempt; a second call does nothing. A full disk costs only the record."""
@@ -116,10 +119,11 @@ class PartialFile:
             self._descriptor = -1
 
     def discard(self) -> None:
-        """Delete it."""
+        """Delete it, as far as the disk lets us."""
         with self._mutex:
-            self._record.unlink(missing_ok=True)
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._record.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1

@@ -144,7 +144,7 @@ class ArtifactServer:
     async def _send(self, path: Path, offset: int, length: int, writer: BulkWriter) -> None:
         """Reads ahead by one chunk. A file that became shorter breaks the stream: the peer must not take it for the rest."""
         loop = asyncio.get_running_loop()
-        descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         reading: asyncio.Future[bytes] | None = None
         try:
             end = offset + length

@@ -92,8 +92,7 @@ class ArtifactStore:
         try:
             if self.hash(path) != sha256:
                 return False
-            path.chmod(0o444)
-            os.utime(path, ns=(time.time_ns(), _seal_ns(sha256)))
+            self._seal(path, sha256)
         except OSError:
             return False
         return True
@@ -106,7 +105,11 @@ class ArtifactStore:
         """Make room, and open the unfinished file of the blob. Raises ``ArtifactError``; ``end`` must follow a success."""
         with self._mutex:
             assert sha256 not in self._arriving, "one transfer a blob"
-            self._make_room(size_bytes, sha256)
+            try:
+                self._partials.mkdir(mode=0o700, parents=True, exist_ok=True)  # a cache may be deleted at any time
+                self._make_room(size_bytes, sha256)
+            except OSError as error:
+                raise disk_failure(self._partials, error) from None
             self._arriving[sha256] = size_bytes
         try:
             partial = PartialFile(self._partials, sha256, size_bytes, self._stopping.is_set)
@@ -130,10 +133,9 @@ class ArtifactStore:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             partial.sync()
-            partial.path.chmod(0o444)
-            os.utime(partial.path, ns=(time.time_ns(), _seal_ns(partial.sha256)))
             partial.path.replace(path)
             sync_directory(path.parent)
+            self._seal(path, partial.sha256)
         except OSError as error:
             raise disk_failure(path, error) from None
         partial.discard()
@@ -172,6 +174,11 @@ class ArtifactStore:
         target = path.readlink() if path.is_symlink() else path
         is_blob = _NAME.match(target.name) is not None and target == self._path(target.name)
         return target.name if is_blob else None
+
+    def _seal(self, path: Path, sha256: str) -> None:
+        """A crash before this leaves a blob without a seal, which is hashed when it is next used."""
+        path.chmod(0o444)
+        os.utime(path, ns=(time.time_ns(), _seal_ns(sha256)))
 
     def _path(self, sha256: str) -> Path:
         assert _NAME.match(sha256)

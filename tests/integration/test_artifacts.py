@@ -272,12 +272,17 @@ def test_a_wrong_byte_among_parts_of_two_peers_blames_nobody_and_begins_anew_fro
             assign(gamma, stage, alpha, beta)
             first, second = sorted((alpha, beta), key=lambda holder: holder.id)
 
-            tamper(first, 3 * MIB, flip_then_hang_up, times=1)
+            acts = iter([flip_then_hang_up, hang_up])
+
+            def first_wrong_then_broken(data, index):
+                return next(acts)(data, index)
+
+            tamper(first, 3 * MIB, first_wrong_then_broken, times=2)
             got = await gamma.ensure(stage)
             assert got.read_bytes() == content
             assert gamma.seen(MixedPartsWrong)[0].peers == (first.id, second.id)
             assert not gamma.seen(PeerMisbehaved)
-            assert len(gamma.seen(ArtifactFetched)[0].peers) == 1
+            assert gamma.seen(ArtifactFetched)[0].peers == (second.id,), "parts are not mixed again"
 
     run(main())
 
