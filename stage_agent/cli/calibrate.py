@@ -13,8 +13,8 @@ from coordinator.simulator.fitting import Fit, RunError, UnderDetermined, fit_pr
 from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.profiles import Profile, profile_text
 from protocol.errors import ConfigurationError, StagemeshError
+from stage_agent.cli.output import JsonOption, console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds
-from stage_agent.cli.planning import JsonOption, console, print_json
 from stage_agent.cli.scenario_files import full_profiles, hardware_priors, read_text
 
 EXIT_UNDER_DETERMINED = 1

@@ -19,7 +19,7 @@ def explanation_view(document: Document) -> RenderableType:
     head = Text.assemble(
         ("plan ", "dim"), (str(document["plan_id"]), "bold"), ("  per token ", "dim"), milliseconds(total)
     )
-    parts: list[RenderableType] = [head, Text(), _terms(document, total), Text(), _rivals(document)]
+    parts: list[RenderableType] = [head, Text(), _terms(document, total), Text(), *_rivals(document)]
     if document["changes"]:
         parts += [Text(), lines_view("what would change it", document["changes"])]
     return Group(*parts)
@@ -35,10 +35,15 @@ def _terms(document: Document, total: int | None) -> Table:
     return table
 
 
-def _rivals(document: Document) -> Table:
+def _rivals(document: Document) -> list[RenderableType]:
+    """A row per rival that can be placed; below them, in lines of their own, why the others cannot."""
+    impossible: list[RenderableType] = []
     table = columns("rival", "placement", ">per token", ">difference", "because of", title="rivals")
     for rival in document["rivals"]:
         label = _RIVALS.get(rival["kind"], rival["label"])
+        if not rival["nodes"]:
+            impossible.append(Text(f"{label}: {rival['reason'] or 'none'}", style="dim"))
+            continue
         difference = rival["difference_us"]
         style = "" if difference is None else "green" if difference < 0 else "red"
         signed = "" if difference is None else f"{'+' if difference >= 0 else '−'}{milliseconds(abs(difference))}"
@@ -47,12 +52,12 @@ def _rivals(document: Document) -> Table:
         )
         table.add_row(
             label,
-            placement or Text(rival["reason"] or "none", style="dim"),
-            milliseconds(rival["decode_tpot_us"]) if rival["nodes"] else "",
+            placement,
+            milliseconds(rival["decode_tpot_us"]),
             Text(signed, style=style),
             _because(rival),
         )
-    return table
+    return [table, *impossible] if table.row_count else [Text("rivals", style="bold"), *impossible]
 
 
 def _because(rival: Document) -> str:

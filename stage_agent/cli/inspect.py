@@ -1,6 +1,5 @@
 """``stagemesh inspect MODEL``: what a model weighs, layer by layer, before anything is placed."""
 
-import json
 from itertools import groupby
 from typing import Annotated, Any, get_args
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.model.tensor_types import CacheType
 from protocol.errors import ConfigurationError
+from stage_agent.cli.output import JsonOption, console, print_json
 from stage_agent.model_source import open_model
 
 _DIAGNOSTICS = {
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A .gguf file, a layer package, or a safetensors directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: JsonOption = False,
     cache_type: Annotated[str, typer.Option(help="Element type of the attention cache: f16, q8_0, f32, …")] = "f16",
 ) -> None:
     """Show a model's layers, exact bytes, cache per token and context length."""
@@ -42,9 +42,9 @@ def inspect(
         raise ConfigurationError(f"--cache-type {cache_type!r} is not one of {', '.join(get_args(CacheType))}")
     package = open_model(model, cache_type=chosen)
     if as_json:
-        typer.echo(json.dumps(package_document(package), ensure_ascii=False, indent=2))
+        print_json(package_document(package))
     else:
-        print_package(package, Console())
+        print_package(package, console())
 
 
 def package_document(package: ModelPackage) -> dict[str, Any]:
@@ -81,18 +81,16 @@ def package_document(package: ModelPackage) -> dict[str, Any]:
     }
 
 
-def print_package(package: ModelPackage, console: Console) -> None:
+def print_package(package: ModelPackage, screen: Console) -> None:
     """A summary, then one row per run of equal layers."""
-    console.print(
-        f"[bold]{_escape(package.name)}[/bold]  {_escape(package.architecture)}, {package.layer_count} layers"
-    )
-    console.print(f"digest {package.digest}", style="dim", soft_wrap=True)
-    console.print(_summary(package))
-    console.print(_layer_table(package))
+    screen.print(f"[bold]{_escape(package.name)}[/bold]  {_escape(package.architecture)}, {package.layer_count} layers")
+    screen.print(f"digest {package.digest}", style="dim", soft_wrap=True)
+    screen.print(_summary(package))
+    screen.print(_layer_table(package))
     for boundary in _runs([boundary.layer for boundary in package.forbidden_boundaries]):
-        console.print(f"no cut before layer {boundary}: they share an attention cache", style="yellow")
+        screen.print(f"no cut before layer {boundary}: they share an attention cache", style="yellow")
     for code in package.diagnostics:
-        console.print(f"{code}: {_DIAGNOSTICS.get(code, 'see the documentation')}", style="yellow", soft_wrap=True)
+        screen.print(f"{code}: {_DIAGNOSTICS.get(code, 'see the documentation')}", style="yellow", soft_wrap=True)
 
 
 def _summary(package: ModelPackage) -> Table:

@@ -1,6 +1,7 @@
 """What every command shares: ``--json``, ``--node``, and how a document or a table reaches stdout."""
 
 import json
+import os
 import sys
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ def print_line(document: Any) -> None:
 
 
 def console() -> Console:
-    """Stdout for people; colour only on a terminal and without ``NO_COLOR``."""
+    """Stdout for people; colour only on a terminal and without ``NO_COLOR``. ``COLUMNS`` is obeyed where it is set."""
     screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(width=max(screen.width, PIPE_WIDTH), highlight=False)
+    told = screen.is_terminal or os.environ.get("COLUMNS")
+    return screen if told else Console(width=max(screen.width, PIPE_WIDTH), highlight=False)

@@ -1,9 +1,13 @@
 """A plan, a refusal or an explanation as tables for people. Input is the JSON document, so live and described plans look alike."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +15,21 @@ Document = Mapping[str, Any]
 
 _BAR_WIDTH = 12
 _TOKEN_BAR_WIDTH = 60
+_LEAST_TOKEN_BAR_WIDTH = 16
+_UNBOUNDED = 10_000
+"""A width at which a table shows how wide it would like to be."""
+_STAGE_COLUMNS = (
+    ">stage", "node", ">layers", ">count", ">weights", ">needs", ">usable", "memory", ">compute", "roles", "why",
+)  # fmt: skip
+_DROPPED = (
+    (),
+    ("why",),
+    ("roles", "why"),
+    (">count", "roles", "why"),
+    (">count", "memory", "roles", "why"),
+    (">count", ">weights", "memory", "roles", "why"),
+)
+"""Stage columns left out on narrower and narrower screens; roles and reasons then stand below the table."""
 
 
 def milliseconds(us: float | None) -> str:
@@ -43,7 +62,7 @@ def columns(*headers: str, title: str | None = None) -> Table:
 
 def plan_view(document: Document) -> RenderableType:
     """Everything a plan says: header, stages, hops, one token's time, target, certificate, diagnostics."""
-    parts: list[RenderableType] = [_header(document), Text(), _stages(document)]
+    parts: list[RenderableType] = [_header(document), Text(), _Stages(document)]
     if document["hops"]:
         parts += [Text(), _hops(document)]
     parts += [Text(), _figures(document)]
@@ -93,25 +112,51 @@ def _header(document: Document) -> Text:
     )  # fmt: skip
 
 
-def _stages(document: Document) -> Table:
-    table = columns(
-        ">stage", "node", ">layers", ">count", ">weights", ">needs", ">usable", "memory", ">compute", "roles", "why"
-    )
-    for stage in document["stages"]:
-        table.add_row(
-            str(stage["stage_index"]),
-            Text(stage["node_id"], style="bold"),
-            f"{stage['layer_start']}–{stage['layer_end'] - 1}",
-            str(stage["layer_end"] - stage["layer_start"]),
-            size(stage["parameter_bytes"]),
-            size(stage["required_bytes"]),
-            size(stage["usable_bytes"]),
-            _fill(stage["required_bytes"], stage["usable_bytes"]),
-            milliseconds(stage["stage_us"]),
-            ", ".join(stage["roles"]),
-            Text(", ".join(stage["reason_codes"]), style="dim"),
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The stages' table with as many columns as the screen has room for; what has none follows in lines of its own."""
+
+    document: Document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(max_width=_UNBOUNDED)
+        dropped = next(
+            (
+                each
+                for each in _DROPPED
+                if Measurement.get(console, wide, self._table(each)).maximum <= options.max_width
+            ),
+            _DROPPED[-1],
         )
-    return table
+        yield self._table(dropped)
+        for stage in self.document["stages"] if dropped else ():
+            roles = stage["roles"] if "roles" in dropped else ()
+            words = ", ".join((*roles, *stage["reason_codes"]))
+            yield Padding(Text(f"{stage['stage_index']}: {words}", style="dim"), (0, 0, 0, 2))
+
+    def _table(self, dropped: tuple[str, ...]) -> Table:
+        table = columns(*(header for header in _STAGE_COLUMNS if header not in dropped))
+        for stage in self.document["stages"]:
+            cells = zip(_STAGE_COLUMNS, _stage_cells(stage), strict=True)
+            table.add_row(*(cell for header, cell in cells if header not in dropped))
+        return table
+
+
+def _stage_cells(stage: Document) -> tuple[str | Text, ...]:
+    """One stage under ``_STAGE_COLUMNS``."""
+    return (
+        str(stage["stage_index"]),
+        Text(stage["node_id"], style="bold"),
+        f"{stage['layer_start']}–{stage['layer_end'] - 1}",
+        str(stage["layer_end"] - stage["layer_start"]),
+        size(stage["parameter_bytes"]),
+        size(stage["required_bytes"]),
+        size(stage["usable_bytes"]),
+        _fill(stage["required_bytes"], stage["usable_bytes"]),
+        milliseconds(stage["stage_us"]),
+        ", ".join(stage["roles"]),
+        Text(", ".join(stage["reason_codes"]), style="dim"),
+    )
 
 
 def _fill(used: int, usable: int) -> Text:
@@ -154,17 +199,36 @@ def _figures(document: Document) -> RenderableType:
     return table
 
 
-def _token_time(document: Document) -> Text:
+@dataclass(frozen=True, slots=True)
+class _TokenBar:
+    """One token's time from left to right: the stages' compute, then the network, to scale."""
+
+    document: Document
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(_LEAST_TOKEN_BAR_WIDTH, options.max_width), min(_TOKEN_BAR_WIDTH, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, modeled = min(_TOKEN_BAR_WIDTH, options.max_width), self.document["modeled"]
+        total, ends = max(modeled["decode_tpot_us"], 1), [0]
+        parts = [stage["stage_us"] or 0 for stage in self.document["stages"]]
+        for part in (*parts, modeled["network_us_per_token"] or 0):
+            ends.append(ends[-1] + part)
+        cells = [round(width * end / total) for end in ends]
+        bar = Text(no_wrap=True, overflow="crop")
+        for index, (begin, end) in enumerate(pairwise(cells)):
+            network = index == len(parts)
+            bar.append(("▒" if network else "█") * (end - begin), "magenta" if network else ("cyan", "blue")[index % 2])
+        yield bar
+
+
+def _token_time(document: Document) -> RenderableType:
     total = document["modeled"]["decode_tpot_us"]
     if total is None:
         return Text("not modelled: a bandwidth or a hop is unknown", style="yellow")
     network = document["modeled"]["network_us_per_token"] or 0
-    text = Text(f"{milliseconds(total)} = compute {milliseconds(total - network)} + network {milliseconds(network)}\n")
-    shades = ("cyan", "blue")
-    for index, stage in enumerate(document["stages"]):
-        text.append("█" * round(_TOKEN_BAR_WIDTH * (stage["stage_us"] or 0) / max(total, 1)), style=shades[index % 2])
-    text.append("▒" * round(_TOKEN_BAR_WIDTH * network / max(total, 1)), style="magenta")
-    return text
+    text = Text(f"{milliseconds(total)} = compute {milliseconds(total - network)} + network {milliseconds(network)}")
+    return Group(text, _TokenBar(document))
 
 
 def _target(document: Document) -> Text:

@@ -1,28 +1,24 @@
 """``stagemesh plan`` and ``stagemesh explain``: of the live mesh, or of a mesh described in a scenario file."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import PlanningProblem
 from protocol.errors import ConfigurationError
+from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
 from stage_agent.cli.plan_view import Document, plan_view, refusal_view
 from stage_agent.cli.scenario_files import load_scenario, read_text
 
 EXIT_NO_PLACEMENT = 3
 EXIT_TARGET_MISSED = 4
 WATCH_SECONDS = 1.0
-MIN_WIDTH = 100
 
-NodeOption = Annotated[str | None, typer.Option("--node", metavar="HOST:PORT", help="Ask this daemon's HTTP API.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 ScenarioOption = Annotated[Path | None, typer.Option("--scenario", metavar="FILE", help="A described mesh (TOML).")]
 
 
@@ -160,14 +156,3 @@ def exit_code(document: Document) -> int:
     if "error" not in document:
         return 0
     return EXIT_TARGET_MISSED if document["error"]["code"] == "target_missed" else EXIT_NO_PLACEMENT
-
-
-def print_json(document: Document) -> None:
-    """One document and a newline on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def console() -> Console:
-    """Stdout for people; a pipe or a narrow terminal still gets whole columns."""
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=max(screen.width, MIN_WIDTH + 80), soft_wrap=False)

@@ -19,8 +19,9 @@ from coordinator.simulator.execution import ProgressCallback, planned_for_execut
 from coordinator.simulator.outcome import Outcome, Percentiles, outcome_document
 from coordinator.simulator.scenario import Scenario
 from protocol.errors import ConfigurationError
+from stage_agent.cli.output import JsonOption, console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds, refusal_view
-from stage_agent.cli.planning import JsonOption, console, exit_code, print_json
+from stage_agent.cli.planning import exit_code
 from stage_agent.cli.scenario_files import load_scenario
 
 PLOT_SUFFIXES = (".svg", ".png", ".html")

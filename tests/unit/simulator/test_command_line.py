@@ -75,6 +75,22 @@ def test_the_table_names_every_stage_hop_and_the_verdict() -> None:
         assert part in shown
 
 
+@pytest.mark.parametrize("width", [60, 76, 100, 118, 160])
+def test_a_plan_fits_the_screen_without_breaking_a_word(width: int) -> None:
+    arguments = ["plan", "--scenario", str(corpus("heterogeneous-pair-wifi"))]
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width)}).stdout
+    assert all(len(line) <= width for line in shown.splitlines())
+    for word in ("m4max", "mini", "embedding", "memory_bandwidth_limited", "kv_state_costly_to_move", "measured"):
+        assert word in shown
+    bar = next(line for line in shown.splitlines() if "█▒" in line)
+    assert bar.count("█") + bar.count("▒") == min(60, width - 16)
+
+
+def test_a_rival_that_cannot_be_placed_says_why_on_a_line_of_its_own() -> None:
+    shown = invoke("explain", "--scenario", corpus("heterogeneous-pair-wifi")).stdout
+    assert "\nwithout m4max: no topology " in shown
+
+
 def test_a_refusal_explains_itself_to_people() -> None:
     shown = invoke("plan", "--scenario", corpus("does-not-fit")).stdout
     assert "no_valid_topology" in shown
