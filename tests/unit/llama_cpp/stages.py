@@ -1,0 +1,91 @@
+"""Two nodes with real transports and tunnels, a runtime each, and stand-ins for the engine."""
+
+import asyncio
+import contextlib
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.settings import RuntimeSettings
+from protocol.ballots import StageAssignment, StageShare
+from protocol.errors import ModelError
+from protocol.fencing import PlanEpoch
+from protocol.ids import Instance, NodeId
+from stage_agent.runtimes.budget import StartBudget
+from stage_agent.runtimes.context import RuntimeContext
+from stage_agent.runtimes.llama_cpp.runtime import LlamaCppRuntime
+from stage_agent.tunnel.tunnels import Tunnels
+from tests.integration.transport_mesh import mesh, running
+
+EPOCH = PlanEpoch(3, NodeId("coordinator"), Instance("c" * 32))
+DIGEST = "0" * 64
+
+
+def program(folder: Path) -> str:
+    """The stand-in as an executable file."""
+    path = folder / "engine"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -I {Path(__file__).with_name("fake_engine.py")} "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@dataclass
+class Stage:
+    node: object
+    tunnels: Tunnels
+    runtime: LlamaCppRuntime
+    assignment: StageAssignment
+
+    async def load(self) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        await self.runtime.load(self.assignment, lambda done, total: seen.append((done, total)))
+        return seen
+
+
+@contextlib.asynccontextmanager
+async def two_stages(
+    tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, **settings
+):
+    alpha, beta = nodes = mesh("alpha", "beta")
+    made = RuntimeSettings(
+        kind="llama_cpp", llama_server=program(tmp_path), llama_rpc_server=program(tmp_path),
+        environment={"FAKE": fault} if fault else {}, stop_grace_us=500_000, llama_output_layer="last", **settings,
+    )  # fmt: skip
+    shares = (
+        StageShare(node_id=alpha.id, layer_start=0, layer_end=3, parameter_bytes=300),
+        StageShare(node_id=beta.id, layer_start=3, layer_end=8, parameter_bytes=500),
+    )
+
+    def model_path(_assignment):
+        if wrong_model:
+            raise ModelError("m.gguf is another model than the plan's")
+        return tmp_path / "m.gguf"
+
+    async with running(alpha, beta), asyncio.TaskGroup() as tasks:
+        await alpha.meet(beta)
+        stages = []
+        for index, node in enumerate(nodes):
+            tunnels = Tunnels(node.transport)
+
+            async def serve(peer, _kind, header, reader, writer, tunnels=tunnels):
+                await tunnels.serve(peer, header, reader, writer)
+
+            node.transport.on_bulk = serve
+            context = RuntimeContext(
+                tasks=tasks, node_id=node.id, epoch=EPOCH, link=None, model_path=model_path,
+                peer_address=lambda _peer: "", budget=StartBudget(3, 60_000_000), tunnels=tunnels, engine=engines[index],
+            )  # fmt: skip
+            share = shares[index]
+            assignment = StageAssignment(
+                slot="default", stage_index=index, stage_count=2, node_id=node.id, instance="1" * 32, model_digest=DIGEST,
+                model_source="m", layer_start=share.layer_start, layer_end=share.layer_end, roles=(), required_bytes=1,
+                parameter_bytes=share.parameter_bytes, context_length=512, lanes=2, driver=alpha.id,
+                load_deadline_us=deadline_us, stages=shares,
+            )  # fmt: skip
+            stages.append(Stage(node, tunnels, LlamaCppRuntime(made, context), assignment))
+        try:
+            yield stages
+        finally:
+            for stage in stages:
+                await stage.runtime.unload()

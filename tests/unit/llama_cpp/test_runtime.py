@@ -1,0 +1,179 @@
+"""What the driver sees of a split over two nodes, in order and with every fault that an engine is known for."""
+
+import asyncio
+
+import httpx
+import psutil
+import pytest
+
+from stage_agent.runtimes.interface import RuntimeFailure
+from stage_agent.runtimes.llama_cpp.build import read_build
+from stage_agent.tunnel.tunnels import http_door
+from tests.integration.transport_mesh import run
+from tests.unit.llama_cpp.stages import EPOCH, program, two_stages
+
+
+async def failure_of_head(head, worker) -> RuntimeFailure:
+    """What the head's load ends with while the worker is up."""
+    await worker.load()
+    with pytest.raises(RuntimeFailure) as caught:
+        await head.load()
+    return caught.value
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_head_and_worker_become_ready_in_any_order_and_the_head_s_http_is_reached_from_both_nodes(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path) as (head, worker):
+            loading = asyncio.ensure_future(head.load())  # waits for the worker's door
+            await asyncio.sleep(0.3)
+            assert not loading.done()
+            assert await worker.load() == [(0, 500), (500, 500)]
+            seen = await loading
+            assert seen[0] == (0, 300)
+            assert seen[-1] == (300, 300)
+            assert seen == sorted(seen)
+            assert head.tunnels.door(http_door("default")) is None  # not before it is activated
+            await head.runtime.activate(EPOCH, head.assignment)
+            answer = await worker.tunnels.ask(head.node.id, http_door("default"))
+            door = head.tunnels.door(http_door("default"))
+            assert (answer.open, answer.secret) == (True, door.secret)
+            async with httpx.AsyncClient(trust_env=False) as client:
+                url = f"http://127.0.0.1:{door.port}/completion"
+                assert (await client.post(url)).status_code == 401
+                assert (await client.post(url, headers={"authorization": f"Bearer {door.secret}"})).status_code == 200
+            assert head.runtime.measured_tpot_us == 12_500
+            assert not head.runtime.keeps(head.assignment)  # an rpc-server is new with every plan
+            await head.runtime.unload()
+            assert head.tunnels.door(http_door("default")) is None
+            await worker.runtime.unload()
+            assert children() == []
+
+    run(main())
+
+
+def test_two_builds_are_refused_before_anything_is_loaded_and_both_are_named(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, engines=("llama.cpp aaa rpc 4.0.3", "llama.cpp bbb rpc 7.0.0")) as (
+            head,
+            worker,
+        ):
+            failure = await failure_of_head(head, worker)
+            assert failure.reason == "engine_mismatch"
+            assert "llama.cpp aaa rpc 4.0.3" in failure.detail
+            assert "llama.cpp bbb rpc 7.0.0" in failure.detail
+            assert head.runtime._head.program is None
+
+    run(main())
+
+
+def test_an_endpoint_that_the_engine_leaves_out_is_refused_by_the_node_s_name(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="drop") as (head, worker):
+            failure = await failure_of_head(head, worker)
+            assert failure.reason == "engine_not_ready"
+            assert worker.node.id[:8] in failure.detail
+            assert "Failed to connect" in failure.detail
+
+    run(main())
+
+
+def test_a_placement_other_than_the_plan_s_is_refused(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="misplace") as (head, worker):
+            failure = await failure_of_head(head, worker)
+            assert failure.reason == "range_invalid"
+            assert "layer 0 is on RPC1, the plan says RPC0" in failure.detail
+
+    run(main())
+
+
+def test_a_build_that_dies_at_the_first_token_is_told_with_its_reason_and_is_not_started_for_ever(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="sigill") as (head, worker):
+            failure = await failure_of_head(head, worker)
+            assert failure.reason == "engine_mismatch"
+            assert "SIGILL" in failure.detail
+            assert "AVX-512" in failure.detail
+            for _ in range(3):
+                with pytest.raises(RuntimeFailure) as again:
+                    await head.load()
+            with pytest.raises(RuntimeFailure) as again:
+                await head.load()
+            assert again.value.reason == "restart_budget_exhausted"
+
+    run(main())
+
+
+def test_a_model_file_other_than_the_plan_s_is_told(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, wrong_model=True) as (head, worker):
+            failure = await failure_of_head(head, worker)
+            assert (failure.reason, failure.detail) == ("model_unavailable", "m.gguf is another model than the plan's")
+
+    run(main())
+
+
+def test_a_worker_that_never_comes_ends_the_head_s_load_at_its_deadline_and_nothing_is_left(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, deadline_us=700_000) as (head, _):
+            with pytest.raises(RuntimeFailure, match="no progress within the load deadline") as caught:
+                await head.load()
+            assert caught.value.reason == "engine_not_ready"
+            assert children() == []
+
+    run(main())
+
+
+def test_unload_ends_a_running_load(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path) as (head, _):
+            loading = asyncio.ensure_future(head.load())
+            await asyncio.sleep(0.2)
+            await head.runtime.unload()
+            with pytest.raises(RuntimeFailure, match="cancelled"):
+                await loading
+            assert children() == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("which", ["worker of the head", "head", "remote worker"])
+def test_a_program_that_dies_by_itself_is_reported_once_by_its_own_node(which, tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path) as (head, worker):
+            await worker.load()
+            await head.load()
+            engine = {
+                "worker of the head": head.runtime._worker, "head": head.runtime._head.program, "remote worker": worker.runtime._worker,
+            }[which].engine  # fmt: skip
+            (process,) = psutil.Process(engine.pid).children()
+            reporting = worker if which == "remote worker" else head
+            waiting = asyncio.ensure_future(reporting.runtime.wait_failed())
+            process.kill()
+            failure = await asyncio.wait_for(waiting, 5)
+            assert failure.reason == "engine_exited"
+            assert "SIGKILL" in failure.detail
+
+    run(main())
+
+
+def test_the_first_stage_may_stay_in_the_head_s_own_process(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, llama_head_stage="cpu") as (head, worker):
+            await worker.load()
+            loading = head.load()
+            with pytest.raises(RuntimeFailure) as caught:  # the stand-in does not say where CPU layers are
+                await loading
+            assert "layer 0 is on RPC0, the plan says CPU" in caught.value.detail
+            assert head.runtime._worker is None
+
+    run(main())
+
+
+def test_the_build_is_read_from_both_programs(tmp_path) -> None:
+    engine = program(tmp_path)
+    assert read_build(engine, engine).label == "llama.cpp abc123 rpc 4.0.3"
