@@ -10,8 +10,12 @@ import functools
 import ssl
 
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import NetworkAddress, QuicConnection
 from aioquic.quic.events import HandshakeCompleted
+from aioquic.quic.packet import QuicErrorCode
+from aioquic.tls import AlertDescription
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from protocol.errors import IdentityError
 from protocol.quic.identity import Identity, certificate_key
@@ -25,7 +29,20 @@ _SERVER_NAME = "stagemesh"
 
 
 class MutualQuicConnection(QuicConnection):
-    """A QUIC connection whose server side asks for the client's certificate."""
+    """A QUIC connection whose server side asks for the client's certificate.
+
+    A certificate that ``cryptography`` refuses with something else than ``ValueError`` (version 12, say) comes through
+    aioquic as that exception, in the middle of a packet of a stranger: here it ends the connection, as any bad one does.
+    """
+
+    def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
+        """Feed one packet; never raises for what a peer sent."""
+        try:
+            super().receive_datagram(data, addr, now)
+        except (x509.InvalidVersion, UnsupportedAlgorithm):
+            self.close(
+                error_code=QuicErrorCode.CRYPTO_ERROR + AlertDescription.bad_certificate, reason_phrase="refused"
+            )
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)

@@ -108,6 +108,25 @@ def test_a_certificate_with_somebody_elses_key_is_refused_after_the_client_belie
     assert [event.error_code for event in pair.seen("client", ConnectionTerminated)] == [307]
 
 
+class OddCertificate:
+    """A certificate whose version number does not exist."""
+
+    def public_bytes(self, encoding):
+        return ALICE.certificate.public_bytes(encoding).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x0c", 1)
+
+
+def test_a_certificate_of_an_impossible_version_ends_the_connection_and_raises_nothing():
+    odd = quic_configuration(ALICE, is_client=True, idle_timeout_s=10)
+    odd.certificate = OddCertificate()
+    pair = Pair(odd)
+    pair.exchange()
+    assert not pair.seen("server", HandshakeCompleted)
+    pair.now += 5
+    pair.server.handle_timer(pair.now)
+    pair.exchange(1)
+    assert [event.error_code for event in pair.seen("server", ConnectionTerminated)] == [0x100 + 42]
+
+
 def test_session_tickets_break_mutual_authentication_and_are_never_issued():
     pair = Pair()
     pair.exchange()
