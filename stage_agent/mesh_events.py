@@ -79,6 +79,7 @@ class MeshEvents:
                 for told in event.hello.addresses[:1]:
                     self._book.seen(told)
             case seen.PeerDisconnected(peer, reason):
+                self._link.forget(peer)
                 self._journal.tell(
                     "peer_disconnected",
                     f"lost the connection to {driver.narrator.name_of(peer)} ({reason})",

@@ -42,6 +42,12 @@ class BulkStageLink:
                 self._writers.pop(peer, None)
                 raise ConnectionResetError(f"no bulk stream to {peer}: {error}") from None
 
+    def forget(self, peer: NodeId) -> None:
+        """The peer's process is gone or new: a stream to the old one would swallow the next frame without a word."""
+        writer = self._writers.pop(peer, None)
+        if writer is not None:
+            writer.abort()
+
     async def receive(self, peer: NodeId, reader: BulkReader, take: Callable[[NodeId, bytes], None]) -> None:
         """Read frames until the stream ends; an oversized one ends it."""
         while True:

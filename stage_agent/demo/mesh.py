@@ -102,9 +102,10 @@ class DemoMesh:
                 },
                 "runtime": {"kind": engine},
                 "planner": {"calibration": "reference" if engine == "reference" else "skippy"},
-                # A demo lasts a minute: it settles faster than the default 8 s (doubled after a loss), and does not wait
-                # five minutes before it goes back to the better plan.
+                # A demo lasts a minute: it settles faster than the default 8 s (doubled after a loss), replans sooner than
+                # 30 s after the last time, and does not wait five minutes before it goes back to the better plan.
                 "election": {"settle_us": 4_000_000},
+                "assignment": {"replan_spacing_us": 5_000_000},
                 "replan": {"min_dwell_us": 5_000_000},
                 "log": {"format": "json"},
             }
