@@ -50,7 +50,8 @@ class RuntimeFailure(StagemeshError):  # noqa: N818 - it is also a value: what `
 class DecodeTiming:
     """Steady decode speed of this stage's layers (DESIGN §7)."""
 
-    us_per_layer: int
+    us_per_layer: int | None
+    """``None`` for an engine that only times the whole pipeline."""
     samples: int
     """Since the layer range was loaded, warm-up not counted."""
     age_us: int

@@ -184,6 +184,14 @@ def test_a_stream_comes_in_pieces(split) -> None:
     assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]).startswith(" Paris.")
 
 
+def test_the_measured_time_per_token_stands_beside_the_prediction(split) -> None:
+    def measured() -> int | None:
+        return split.watch.serving()["measured_tpot_us"]
+
+    split.watch.until("a measured time per token", 15, lambda: measured() is not None)
+    assert 0 < measured() < 2_000_000
+
+
 def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_answers(split, unsplit) -> None:
     before = split.watch.serving()["term"]
     (worker,) = engines(split.node("beta"), "ggml-rpc")

@@ -10,7 +10,9 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from config.settings import RuntimeSettings
 from protocol.ballots import StageAssignment
 from protocol.errors import ModelError
 from stage_agent.runtimes.context import RuntimeContext
-from stage_agent.runtimes.interface import RuntimeFailure
+from stage_agent.runtimes.interface import DecodeTiming, RuntimeFailure
 from stage_agent.runtimes.llama_cpp.command import LOOPBACK, head_command, probe_command
 from stage_agent.runtimes.llama_cpp.devices import (
     DeviceLayers,
@@ -41,6 +43,29 @@ _TOKEN_S = 120.0
 _EVAL = re.compile(r"\beval time =\s*([\d.]+) ms /\s*(\d+) (?:runs|tokens)")
 
 
+@dataclass(slots=True)
+class Decoded:
+    """What llama-server's own clock says of decoding, over the whole pipeline and under this plan."""
+
+    tokens: int = 0
+    total_us: int = 0
+    newest_us: int = 0
+
+    def add(self, elapsed_us: int, tokens: int) -> None:
+        """One request. A single token says little: it shares its request with the prompt."""
+        if tokens > 1:
+            self.tokens += tokens
+            self.total_us += elapsed_us
+            self.newest_us = time.monotonic_ns() // 1_000
+
+    def timing(self) -> DecodeTiming | None:
+        """Mean time per output token; ``None`` before the first."""
+        if not self.tokens:
+            return None
+        age_us = time.monotonic_ns() // 1_000 - self.newest_us
+        return DecodeTiming(None, 0, age_us, tpot_us=-(-self.total_us // self.tokens), tpot_tokens=self.tokens)
+
+
 class Head:
     """One start of the head. ``stop`` may come at any time."""
 
@@ -55,8 +80,7 @@ class Head:
         self._assigned: dict[int, str] = {}
         self._door: Door | None = None
         self.program: Program | None = None
-        self.tpot_us: int | None = None
-        """Of the newest request with decoded tokens: measured by llama-server over the whole pipeline."""
+        self.decoded = Decoded()
 
     async def start(self, own_endpoint: str, progress: Callable[[int], None]) -> None:
         """Ready at return. ``own_endpoint`` = stage 0's rpc-server; empty = stage 0 runs in the head, on the CPU.
@@ -216,5 +240,5 @@ class Head:
     def _on_line(self, line: str) -> None:
         if (assigned := parse_assigned(line)) is not None:
             self._assigned[assigned[0]] = assigned[1]
-        elif (timed := _EVAL.search(line)) and "prompt" not in line and int(timed.group(2)):
-            self.tpot_us = -(-round(float(timed.group(1)) * 1_000) // int(timed.group(2)))
+        elif (timed := _EVAL.search(line)) and "prompt eval" not in line:
+            self.decoded.add(round(float(timed.group(1)) * 1_000), int(timed.group(2)))

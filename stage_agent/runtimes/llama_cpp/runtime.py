@@ -85,13 +85,8 @@ class LlamaCppRuntime:
         return await never
 
     def timings(self) -> DecodeTiming | None:
-        """Unknown: llama-server times the whole pipeline, not its stages (see ``measured_tpot_us``)."""
-        return None
-
-    @property
-    def measured_tpot_us(self) -> int | None:
-        """Decode time per token of the newest request, by llama-server's own clock; only at the head."""
-        return None if self._head is None else self._head.tpot_us
+        """At the head, what llama-server measured; its stages cannot be told apart, so no time per layer."""
+        return None if self._head is None else self._head.decoded.timing()
 
     async def _until_ready(
         self, starting: "asyncio.Task[RuntimeFailure | None]", stopped: "asyncio.Task[bool]", grown: "_Growth"

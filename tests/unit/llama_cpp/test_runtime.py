@@ -45,7 +45,9 @@ def test_head_and_worker_become_ready_in_any_order_and_the_head_s_http_is_reache
                 url = f"http://127.0.0.1:{door.port}/completion"
                 assert (await client.post(url)).status_code == 401
                 assert (await client.post(url, headers={"authorization": f"Bearer {door.secret}"})).status_code == 200
-            assert head.runtime.measured_tpot_us == 12_500
+            timing = head.runtime.timings()
+            assert (timing.tpot_us, timing.tpot_tokens, timing.us_per_layer) == (12_500, 4, None)
+            assert worker.runtime.timings() is None
             assert not head.runtime.keeps(head.assignment)  # an rpc-server is new with every plan
             await head.runtime.unload()
             assert head.tunnels.door(http_door("default")) is None
