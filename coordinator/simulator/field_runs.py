@@ -8,13 +8,15 @@ cannot be predicted and is passed over. Bytes, GB/s = 10⁹, milliseconds, token
 """
 
 import json
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coordinator.simulator.toml_table import ScenarioError
 
 MAX_RUNS = 10_000
+LEAST_TOK_S = 1e-6
+"""Slower than a token in eleven days is a slip of the pen."""
 
 
 class _Row(BaseModel):
@@ -28,14 +30,21 @@ class _Row(BaseModel):
 
 
 class RunNode(_Row):
-    """One node of a run."""
+    """One node of a run. ``layers_half_open`` is never empty."""
 
     device: str = Field(default="", max_length=200)
     mem_bandwidth_gb_s: float | None = Field(default=None, gt=0, le=1e6)
     memory_gb: float | None = Field(default=None, gt=0, le=1e6)
     share: float | None = Field(default=None, gt=0, le=1)
     layers_half_open: tuple[int, int] | None = None
-    solo_tok_s: float | None = Field(default=None, gt=0, le=1e6)
+    solo_tok_s: float | None = Field(default=None, ge=LEAST_TOK_S, le=1e6)
+
+    @field_validator("layers_half_open")
+    @classmethod
+    def _not_empty(cls, layers: tuple[int, int] | None) -> tuple[int, int] | None:
+        if layers is not None and not 0 <= layers[0] < layers[1]:
+            raise ValueError(f"{list(layers)} is no range: half-open, it must end above its start")
+        return layers
 
 
 class RunLink(_Row):
@@ -57,11 +66,36 @@ class FieldRun(_Row):
     n_layers: int = Field(gt=0, le=512)
     nodes: tuple[RunNode, ...] = Field(min_length=1, max_length=256)
     link: RunLink = RunLink()
-    decode_tok_s_solo: float | None = Field(default=None, gt=0, le=1e6)
-    decode_tok_s_split: float | None = Field(default=None, gt=0, le=1e6)
+    decode_tok_s_solo: float | None = Field(default=None, ge=LEAST_TOK_S, le=1e6)
+    decode_tok_s_split: float | None = Field(default=None, ge=LEAST_TOK_S, le=1e6)
     activation_bytes_decode: int | None = Field(default=None, gt=0, le=2**40)
     fully_determines_sim_input: bool = True
     confidence: str = "high"
+
+    @field_validator("id")
+    @classmethod
+    def _can_be_shown(cls, run_id: str) -> str:
+        if not run_id.isprintable():
+            raise ValueError("has characters that cannot be shown")
+        return run_id
+
+    @model_validator(mode="after")
+    def _every_layer_on_one_node(self) -> Self:
+        """At least a layer per node; stated ranges, in any order, cover the model once."""
+        if len(self.nodes) > self.n_layers:
+            raise ValueError(f"{len(self.nodes)} nodes cannot share {self.n_layers} layers")
+        ranges = sorted(node.layers_half_open for node in self.nodes if node.layers_half_open)
+        covered = 0
+        for start, end in ranges if len(ranges) == len(self.nodes) else ():
+            if end > self.n_layers:
+                raise ValueError(f"layers_half_open ends at {end}, the model has {self.n_layers} layers")
+            if start != covered:
+                fault = "on no node" if start > covered else "on two nodes"
+                raise ValueError(f"layers {min(start, covered)} to {max(start, covered)} are {fault}")
+            covered = end
+        if ranges and len(ranges) == len(self.nodes) and covered < self.n_layers:
+            raise ValueError(f"layers {covered} to {self.n_layers} are on no node")
+        return self
 
     @property
     def measured_us(self) -> float | None:
@@ -132,8 +166,8 @@ def parse_runs(name: str, text: str) -> tuple[FieldRun, ...]:
             run = FieldRun.model_validate(row)
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise ScenarioError(name, _line_of(text, label), f"rows[{label}].{key}", first["msg"]) from error
+            key = ".".join((f"rows[{label}]", *(str(part) for part in first["loc"])))
+            raise ScenarioError(name, _line_of(text, label), key, first["msg"].removeprefix("Value error, ")) from error
         if any(run.id == other.id for other in runs):
             raise ScenarioError(name, _line_of(text, label), f"rows[{label}].id", "appears twice")
         runs.append(run)

@@ -44,7 +44,10 @@ def calibrate_command(
     measured = parse_runs(str(runs), read_text(runs))
     profiles, hardware = full_profiles(), hardware_priors()
     if table:
-        typer.echo(markdown_table(engine_errors(measured, profiles, hardware)))
+        engines = engine_errors(measured, profiles, hardware)
+        if not engines:
+            raise ConfigurationError(f"{runs}: no run states every input and a decode_tok_s_split to compare with")
+        typer.echo(markdown_table(engines))
         return
     chosen = _chosen(measured, profiles, profile)
     if not chosen:

@@ -10,6 +10,7 @@ from rich.live import Live
 
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import PlanningProblem
+from coordinator.planner.validate import MAX_EXACT
 from protocol.errors import ConfigurationError
 from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
 from stage_agent.cli.plan_view import Document, plan_view, refusal_view
@@ -110,12 +111,20 @@ def _explained_document(scenario: Path, plan_file: Path | None) -> Document:
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(read_text(path))
-    except ValueError as error:
+        document = json.loads(read_text(path), parse_int=_exact)
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not a JSON document: {error}") from error
     if not isinstance(document, dict) or "stages" not in document:
         raise ConfigurationError(f"{path}: not a plan; `stagemesh plan --json` writes one")
     return document
+
+
+def _exact(digits: str) -> int:
+    """A whole number that every reader of JSON keeps as it is."""
+    number = int(digits)
+    if abs(number) > MAX_EXACT:
+        raise ValueError(f"{digits[:40]} is beyond 2^53")
+    return number
 
 
 def _live_document(node: str | None, model: str | None) -> Document:

@@ -204,6 +204,12 @@ def test_an_engine_belongs_to_its_family(engine: str, parallelism: str, profile:
     assert profile_for(engine, parallelism) == profile
 
 
+def two_nodes(first: dict[str, object], second: dict[str, object], **changed: object) -> str:
+    row = {"id": "a", "engine": "llama.cpp RPC", "model_bytes": 10**10, "n_layers": 40, "nodes": [first, second],
+           "decode_tok_s_split": 30}  # fmt: skip
+    return json.dumps([{**row, **changed}])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -217,7 +223,15 @@ def test_an_engine_belongs_to_its_family(engine: str, parallelism: str, profile:
             '[{"id": "a", "engine": "e", "model_bytes": 9, "n_layers": 3, "nodes": [{"share": NaN}]}]',
             "rows[a].nodes.0.share",
         ),
-        ("[3]", "rows[0]"),
+        ("[3]", "rows[0]: "),
+        (two_nodes({"layers_half_open": [0, 30]}, {"layers_half_open": [20, 40]}), "layers 20 to 30 are on two nodes"),
+        (two_nodes({"layers_half_open": [0, 10]}, {"layers_half_open": [20, 40]}), "layers 10 to 20 are on no node"),
+        (two_nodes({"layers_half_open": [0, 10]}, {"layers_half_open": [10, 30]}), "layers 30 to 40 are on no node"),
+        (two_nodes({"layers_half_open": [0, 10]}, {"layers_half_open": [10, 50]}), "the model has 40 layers"),
+        (two_nodes({"layers_half_open": [20, 0]}, {"share": 0.5}), "rows[a].nodes.0.layers_half_open"),
+        (two_nodes({}, {}, n_layers=1), "2 nodes cannot share 1 layers"),
+        (two_nodes({}, {}, id="\x1b[31mred"), "cannot be shown"),
+        (two_nodes({}, {}, decode_tok_s_split=1e-300), "decode_tok_s_split"),
         ("[" * 100_000, "not a JSON document"),
     ],
 )

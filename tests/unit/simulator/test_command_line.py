@@ -113,6 +113,10 @@ def test_explain_takes_a_plan_that_was_made_before(tmp_path: Path) -> None:
     made.write_text(invoke("plan", "--scenario", corpus("homogeneous-pair"), "--json").stdout)
     result = invoke("explain", made, "--scenario", corpus("homogeneous-pair"))
     assert result.exit_code == 0
+    made.write_text(made.read_text().replace('"stage_us": ', '"stage_us": 1000000000000000000000'))
+    result = invoke("explain", made, "--scenario", corpus("homogeneous-pair"))
+    assert isinstance(result.exception, StagemeshError)
+    assert str(made) in str(result.exception)
     made.write_text("{}")
     result = invoke("explain", made, "--scenario", corpus("homogeneous-pair"))
     assert isinstance(result.exception, StagemeshError)
@@ -257,6 +261,15 @@ def test_calibrate_checks_the_shipped_profiles_without_fitting() -> None:
     assert profiles["llama-cpp-rpc"]["median_absolute_error"] < 0.12
     flagged = [run["id"] for one in profiles.values() for run in one["runs"] if "disk_bound" in run["flags"]]
     assert flagged == ["prima-17"]
+
+
+def test_a_table_of_runs_that_compare_with_nothing_is_refused(tmp_path: Path) -> None:
+    runs = tmp_path / "runs.json"
+    row = {"id": "a", "engine": "exo", "model_bytes": 10**9, "n_layers": 10, "nodes": [{"device": "Apple M4"}]}
+    runs.write_text(json.dumps([row]))
+    error = invoke("calibrate", runs, "--table").exception
+    assert isinstance(error, StagemeshError)
+    assert "decode_tok_s_split" in str(error)
 
 
 def test_calibrate_writes_a_profile_that_can_be_read_again(tmp_path: Path) -> None:
