@@ -170,9 +170,7 @@ async def _serve(
     )
     operations = Operations(driver, settings.planner, node.agent, switches, prepared.calibration)
     proxy = HeadProxy(picture, node.tunnels, prepared.who.node_id, tasks)
-    app = build_app(
-        picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes()
-    )
+    app = build_app(picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes())
     api = tasks.create_task(serve_api(listener, app), name="api")
     for admission in prepared.book.book.statements:
         driver.carry_membership(node.membership.spread_admission(admission, monotonic_us()))
