@@ -239,7 +239,7 @@ class PackageFetcher:
             stop()
         finally:
             for session in sessions.values():
-                session.drop()
+                await session.end()
 
     def _lock(self, sha256: str) -> asyncio.Lock:
         return self._locks.setdefault(sha256, asyncio.Lock())

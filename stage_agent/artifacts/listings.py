@@ -61,7 +61,7 @@ class Listings:
             self._means.blame(peer, assignment.model_digest, "wrong_manifest")
             return None
         finally:
-            session.drop()
+            await session.end()
         return Wanted(listing, wanted, peer)
 
     def _known(self, assignment: StageAssignment, own: Path | None) -> Wanted | None:

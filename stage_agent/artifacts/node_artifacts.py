@@ -10,6 +10,7 @@ from typing import Any
 from config.settings import ArtifactSettings
 from coordinator.model.package import ModelPackage
 from protocol.ballots import StageAssignment
+from protocol.errors import ModelError
 from protocol.ids import NodeId
 from protocol.quic.bulk import BulkReader, BulkWriter
 from protocol.rows import ModelFact, NodeRow
@@ -99,9 +100,16 @@ class NodeArtifacts:
     async def ensure(self, assignment: StageAssignment, progress: Progress) -> Path:
         """A path at which the stage's files can be read; see ``fetcher``. Raises ``ModelError``."""
         try:
-            return await self._fetcher.ensure(assignment, progress)
-        finally:
+            path = await self._fetcher.ensure(assignment, progress)
+        except ModelError:
             await self.refresh()
+            raise
+        try:
+            await self.refresh()
+        except BaseException:
+            self.release(assignment)
+            raise
+        return path
 
     def release(self, assignment: StageAssignment) -> None:
         """The stage that ``ensure`` was called for is unloaded."""

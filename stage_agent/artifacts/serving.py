@@ -160,6 +160,7 @@ class ArtifactServer:
                     writer.write(chunk)
                     await writer.drain()
                     self.sent_bytes += len(chunk)
+            writer.meter.report()  # whoever got it may break the stream off
         finally:
             if reading is not None:
                 await asyncio.wait({reading})

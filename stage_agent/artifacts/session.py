@@ -16,6 +16,7 @@ from stage_agent.artifacts.wire import (
     ARTIFACT_KIND,
     MAX_REPLY_BYTES,
     Granted,
+    Listed,
     Reply,
     Request,
     decode_reply,
@@ -37,16 +38,20 @@ class HolderSession:
         self._settings = settings
         self._stream: tuple[BulkReader, BulkWriter] | None = None
         self._lower_bound = False
+        self._owed = False
 
     async def ask(self, request: Request) -> Reply:
         """The answer, within the reply timeout."""
+        self._owed = True
         async with asyncio.timeout(self._settings.reply_timeout_us / 1_000_000):
             if self._stream is None:
                 self._stream = await self._open_bulk(self.peer, ARTIFACT_KIND, encode(request))
             else:
                 self._stream[1].write(framed(request))
                 await self._stream[1].drain()
-            return decode_reply(await read_frame(self._stream[0], MAX_REPLY_BYTES))
+            reply = decode_reply(await read_frame(self._stream[0], MAX_REPLY_BYTES))
+        self._owed = isinstance(reply, Granted) or (isinstance(reply, Listed) and reply.manifest_bytes > 0)
+        return reply
 
     async def chunks(self, granted: Granted) -> AsyncGenerator[bytes, None]:
         """The granted bytes. ``CHUNK_BYTES`` must come within the stall timeout; what came before a fault is yielded."""
@@ -63,16 +68,27 @@ class HolderSession:
                 yield chunk
             if fault is not None:
                 raise fault
+        self._owed = False
         reader.meter.report()
 
     async def exactly(self, size: int) -> bytes:
         """``size`` bytes that follow an answer."""
         assert self._stream is not None
         async with asyncio.timeout(self._settings.stall_timeout_us / 1_000_000):
-            return await self._stream[0].readexactly(size)
+            content = await self._stream[0].readexactly(size)
+        self._owed = False
+        return content
+
+    async def end(self) -> None:
+        """Say goodbye when every answer was read, otherwise just go."""
+        if self._stream is not None and not self._owed:
+            self._stream[0].meter.report()
+            await self._stream[1].close()
+            self._stream = None
+        self.drop()
 
     def drop(self) -> None:
-        """End the stream; the session can be used again and then opens another."""
+        """Break the stream off; the session can be used again and then opens another."""
         if self._stream is not None:
             self._stream[0].meter.report()
             self._stream[1].abort()

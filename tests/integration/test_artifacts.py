@@ -109,7 +109,8 @@ def test_a_second_load_takes_what_is_there_and_a_grown_range_fetches_the_rest(tm
     run(main())
 
 
-def test_a_plain_file_is_fetched_whole_and_both_ends_measure_the_link_on_it(tmp_path):
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_plain_file_is_fetched_whole_and_both_ends_measure_the_link_on_it(tmp_path, loop):
     path, content, digest = plain(tmp_path)
 
     async def main():
@@ -129,7 +130,7 @@ def test_a_plain_file_is_fetched_whole_and_both_ends_measure_the_link_on_it(tmp_
             (fact,) = beta.artifacts.facts([open_model(path)])
             assert (fact.missing_bytes, fact.cached_bytes) == (0, open_model(path).weight_bytes)
 
-    run(main())
+    run(main(), loop=loop)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_a_broken_stream_is_resumed_where_it_stopped(tmp_path):
             got = await beta.ensure(stage)
             assert got.read_bytes() == content
             assert offsets[0] == 0
-            assert 4 * MIB < offsets[1] < 5 * MIB, "all but the answer's own bytes were kept"
+            assert 5 * MIB - 200 < offsets[1] < 5 * MIB, "all but the answer's own bytes were kept"
             assert beta.seen(ArtifactFetched)[0].fetched_bytes == len(content), "no byte came twice"
 
     run(main())

@@ -12,10 +12,12 @@ from stage_agent.artifacts.errors import ArtifactError
 from stage_agent.artifacts.events import ArtifactDiscarded, ArtifactFetched, OwnFileDamaged, PeerMisbehaved
 from stage_agent.artifacts.wire import (
     ARTIFACT_KIND,
+    Complaint,
     FileRequest,
     Granted,
     Listed,
     ListRequest,
+    Noted,
     Refused,
     decode_reply,
     decode_request,
@@ -498,6 +500,36 @@ def test_the_operator_hears_of_an_own_file_that_is_not_what_its_manifest_says(tm
                 await beta.ensure(stage)
             await eventually(lambda: bool(alpha.seen(OwnFileDamaged)))
             assert alpha.seen(OwnFileDamaged)[0].path == str(damaged)
+
+    run(main())
+
+
+def test_many_complaints_about_one_file_make_the_holder_hash_it_once(tmp_path):
+    directory, manifest, digest = packaged(tmp_path)
+    damaged = directory / manifest["layers"][1]["path"]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    complaint = Complaint(model_digest=digest, sha256=manifest["layers"][1]["sha256"].lower())
+
+    async def main():
+        async with holders(tmp_path, {"alpha": directory, "beta": None}) as (alpha, beta):
+
+            async def complain(times):
+                reader, writer = await beta.node.transport.open_bulk(alpha.id, ARTIFACT_KIND, encode(complaint))
+                for _ in range(times):
+                    assert decode_reply(await read_frame(reader, MIB)) == Noted()
+                    writer.write(framed(complaint))
+                    await writer.drain()
+                writer.abort()
+
+            await complain(3)
+            assert alpha.seen(OwnFileDamaged) == [], "who was assigned nothing is not listened to"
+            assign(beta, assignment_of(digest, 1, 2), alpha)
+            await complain(5)
+            await eventually(lambda: bool(alpha.seen(OwnFileDamaged)))
+            await complain(5)
+            assert len(alpha.seen(OwnFileDamaged)) == 1
 
     run(main())
 
