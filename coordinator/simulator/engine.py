@@ -66,6 +66,8 @@ class Tally:
 
     completed: int = 0
     failed: int = 0
+    too_long: int = 0
+    """Of the failed: longer than the context."""
     tokens: int = 0
     prefilled_again: int = 0
     interrupted: int = 0
@@ -199,6 +201,7 @@ class Engine:
         self._numbered += 1
         self._in_system += 1
         if self._pipeline is not None and prompt + output > self._context:
+            self.tally.too_long += 1
             self._ended(failed=True)
         elif self._pipeline is not None and len(self._active) < self._lanes:
             self._begin(request)
@@ -207,6 +210,7 @@ class Engine:
 
     def _begin(self, request: Request) -> None:
         if request.prompt_tokens + request.output_tokens > self._context:
+            self.tally.too_long += 1
             self._ended(failed=True)
             return
         self._prefilling += 1

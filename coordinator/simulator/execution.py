@@ -15,6 +15,7 @@ from coordinator.simulator.operations import Operations, Planner
 from coordinator.simulator.outcome import Outcome, outcome_of
 from coordinator.simulator.replan_policy import ReplanPolicy, production_policy
 from coordinator.simulator.scenario import Scenario
+from coordinator.simulator.scenario_workload import within_context
 
 UNLIMITED_BYTES = 2**50
 PROGRESS_STEPS = 200
@@ -75,7 +76,8 @@ def simulate(
     if isinstance(answer, PlanRefused):
         return answer
     assert isinstance(scenario.problem, PlanningProblem)
-    arrivals = Arrivals(scenario.traffic, random.Random(seed))  # noqa: S311 - a simulation, not a secret
+    traffic = within_context(scenario.traffic, answer.context_length)
+    arrivals = Arrivals(traffic, random.Random(seed))  # noqa: S311 - a simulation, not a secret
     total = scenario.traffic.requests
     report = None if on_progress is None else _throttled(on_progress, total)
     engine = Engine(arrivals, report, skip=skip_rounds, draw=bool(scenario.events))
@@ -94,6 +96,8 @@ def simulate(
         raised.add("target_missed")
     if tally.failed:
         raised.add("requests_failed")
+    if tally.too_long:
+        raised.add("exceeds_context")
     outcome = outcome_of(
         answer,
         seed,

@@ -49,6 +49,8 @@ class Traffic:
     burst_size: int = 1
     prompt_tokens: int = 512
     output_tokens: int = 128
+    lengths_stated: bool = True
+    """False: the lengths are the defaults, which a short context may cut."""
     trace: tuple[TraceEntry, ...] = ()
     load_bytes_per_s: int = DEFAULT_LOAD_BYTES_PER_S
 
@@ -112,7 +114,7 @@ def _or_none(value: int | None, default: int | None) -> int | None:
 
 def read_traffic(table: Table | None, request: PlanRequest) -> Traffic:
     """The traffic part of ``[workload]``; lengths come from the same keys that the planner reads."""
-    lengths = Traffic(prompt_tokens=request.prompt_tokens, output_tokens=request.output_tokens)
+    lengths = Traffic(prompt_tokens=request.prompt_tokens, output_tokens=request.output_tokens, lengths_stated=False)
     if table is None:
         return lengths
     trace = tuple(_trace_entry(entry, lengths) for entry in table.tables("trace", limit=MAX_REQUESTS))
@@ -133,6 +135,7 @@ def read_traffic(table: Table | None, request: PlanRequest) -> Traffic:
     streams = request.concurrency if arrivals == "closed" else 1
     return replace(
         lengths,
+        lengths_stated=bool(trace) or "prompt_tokens" in table or "output_tokens" in table,
         arrivals=arrivals,
         requests=len(trace) or _or(table.whole("requests", low=1, high=MAX_REQUESTS), streams),
         streams=streams,
@@ -142,6 +145,14 @@ def read_traffic(table: Table | None, request: PlanRequest) -> Traffic:
         trace=tuple(sorted(trace, key=lambda entry: entry.at_us)),
         load_bytes_per_s=DEFAULT_LOAD_BYTES_PER_S if load is None else floor_rate(load, BYTES_PER_MIB),
     )
+
+
+def within_context(traffic: Traffic, context_length: int) -> Traffic:
+    """``traffic`` whose default lengths fit ``context_length``; lengths that the file states are never touched."""
+    if traffic.lengths_stated or traffic.prompt_tokens + traffic.output_tokens <= context_length or context_length < 2:
+        return traffic
+    output = min(traffic.output_tokens, context_length // 2)
+    return replace(traffic, prompt_tokens=min(traffic.prompt_tokens, context_length - output), output_tokens=output)
 
 
 def _trace_entry(table: Table, lengths: Traffic) -> TraceEntry:

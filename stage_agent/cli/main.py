@@ -3,8 +3,12 @@
 Only the module of the command that is called is imported, so that ``stagemesh init`` does not wait for the planner.
 """
 
+import io
+import os
 import sys
+import traceback
 from importlib import import_module
+from typing import NoReturn
 
 import typer
 
@@ -21,6 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "simulate": ("simulate",),
     "calibrate": ("calibrate",),
     "bench": ("bench",),
+    "export": ("export",),
     "config_commands": ("config",),
     "doctor": ("doctor",),
     "completion": ("completion",),
@@ -33,6 +38,7 @@ def build_app(arguments: list[str]) -> typer.Typer:
     app = typer.Typer(
         name="stagemesh",
         help="Split a language model's layers over the machines you have: measured, planned with a proof, placed, watched.",
+        epilog="With --debug, an error also shows its traceback.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -45,9 +51,29 @@ def build_app(arguments: list[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; never shows a traceback for what a person can mend."""
+    """Run the command line; an error is one line, and a traceback only with ``--debug`` or in the daemon's own log."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        build_app(sys.argv[1:])()
+        build_app(arguments)(args=arguments)
     except StagemeshError as error:
-        print(f"stagemesh: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        _end(error, str(error), error.exit_code, debug=debug)
+    except OSError as error:
+        # what stdout still holds cannot be written either, and the interpreter would try once more and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        where = "input or output failed" if error.filename is None else str(error.filename)
+        _end(error, f"{where}: {error.strerror or error}", 1, debug=debug)
+    except Exception as error:
+        if arguments[:1] == ["run"]:
+            raise
+        _end(error, f"internal error: {type(error).__name__}: {error}; --debug shows where", 1, debug=debug)
+
+
+def _end(error: Exception, sentence: str, exit_code: int, *, debug: bool) -> NoReturn:
+    if debug:
+        traceback.print_exception(error)
+    print(f"stagemesh: {sentence}", file=sys.stderr)  # noqa: T201
+    sys.exit(exit_code)

@@ -19,13 +19,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 
 def print_json(document: Any) -> None:
     """One document and a newline on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    _write(document, indent=2)
 
 
 def print_line(document: Any) -> None:
     """One document on one line, for programs that follow."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(document, indent=None)
+
+
+def _write(document: Any, *, indent: int | None) -> None:
+    """JSON in the characters that stdout's encoding has, flushed at once."""
+    narrow = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=narrow, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -113,6 +113,9 @@ def outcome_view(scenario: Scenario, outcome: Outcome) -> RenderableType:
     parts += [Text(), _speed(outcome), Text(), _latencies(outcome), Text(), _stages(outcome)]
     if outcome.events:
         parts += [Text(), _events(outcome)]
+    if "exceeds_context" in outcome.flags:
+        words = f"requests longer than the context of {outcome.plan.context_length:,} tokens fail: state fewer tokens"
+        parts += [Text(), Text(words, style="yellow")]
     if outcome.flags:
         parts += [Text(), Text("flags: " + ", ".join(outcome.flags), style="yellow")]
     return Group(*parts)

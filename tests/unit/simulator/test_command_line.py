@@ -143,6 +143,50 @@ def test_a_model_path_is_looked_for_beside_the_scenario_and_a_missing_one_is_nam
     assert str(tmp_path / "absent.gguf") in str(error)
 
 
+def stagemesh(*arguments: str | Path, output: str | None = None, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the real command in a process of its own."""
+    with Path(output or os.devnull).open("wb") as target:
+        done = subprocess.run(
+            [sys.executable, "-m", "stage_agent", *map(str, arguments)],
+            stdout=target if output else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            check=False,
+        )
+    return done.returncode, (done.stdout or b"").decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_terminal_that_knows_only_ascii_gets_the_plan_all_the_same(tmp_path: Path, flags: list[str]) -> None:
+    scenario = tmp_path / "m.toml"
+    scenario.write_text(PAIR.replace("[nodes.beta]", '[nodes."bücher"]').replace("beta", "bücher"), encoding="utf-8")
+    code, shown, said = stagemesh("plan", "--scenario", scenario, *flags, PYTHONIOENCODING="ascii")
+    assert (code, said) == (0, "")
+    if flags:
+        assert json.loads(shown)["stages"][1]["node_id"] == "bücher"
+    else:
+        assert r"b\xfccher" in shown
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_full_disk_behind_stdout_is_one_line(flags: list[str]) -> None:
+    code, _, said = stagemesh("plan", "--scenario", corpus("homogeneous-pair"), *flags, output="/dev/full")
+    assert code == 1
+    assert said.splitlines() == ["stagemesh: input or output failed: No space left on device"]
+
+
+def test_a_traceback_is_shown_only_with_debug(tmp_path: Path) -> None:
+    scenario = tmp_path / "wrong.toml"
+    scenario.write_text("nodes = 3\n")
+    code, _, said = stagemesh("plan", "--scenario", scenario)
+    assert (code, len(said.splitlines())) == (2, 1)
+    code, _, said = stagemesh("--debug", "plan", "--scenario", scenario)
+    assert code == 2
+    assert "Traceback" in said
+    assert "ScenarioError" in said
+
+
 def test_a_missing_file_says_so() -> None:
     error = invoke("plan", "--scenario", "nowhere.toml").exception
     assert isinstance(error, StagemeshError)

@@ -78,7 +78,18 @@ at_s = 1
     )
     outcome = run(read(text))
     assert (outcome.completed, outcome.failed) == (1, 1)
-    assert "requests_failed" in outcome.flags
+    assert {"requests_failed", "exceeds_context"} <= set(outcome.flags)
+
+
+def test_the_default_request_is_cut_to_a_short_context_and_a_stated_one_is_not() -> None:
+    short = PAIR.replace("native_context_length = 4096", "native_context_length = 200")
+    scenario = read(short)
+    outcome = run(scenario)
+    assert (outcome.completed, outcome.tokens) == (1, 100)
+    assert outcome.tpot_us.p50 == planned(scenario).modeled.decode_tpot_us
+    stated = run(read(short + "[workload]\nprompt_tokens = 512\n"))
+    assert (stated.completed, stated.failed) == (0, 1)
+    assert "exceeds_context" in stated.flags
 
 
 def test_bursts_arrive_together_and_wait_for_each_other() -> None:
