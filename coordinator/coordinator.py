@@ -26,6 +26,7 @@ from coordinator.assignment.upkeep import Strays
 from coordinator.election.campaign import Campaign
 from coordinator.election.canonical import canonical_coordinator, serving_ballot
 from coordinator.election.settle import SettleBarrier
+from coordinator.engine_mix import other_engines
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import Calibration
 from coordinator.replan import Observation
@@ -290,7 +291,8 @@ class Coordinator:
             reason = self._why_not(member, now_us)
             if reason:
                 reasons[node_id] = reason
-        return reasons
+        candidates = (member for node_id, member in self._view.connected.items() if node_id not in reasons)
+        return reasons | other_engines(candidates)
 
     def _why_not(self, member: MemberFacts, now_us: int) -> str:
         row = member.row

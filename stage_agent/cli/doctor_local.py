@@ -17,8 +17,9 @@ from typing import Literal
 
 from config.load import state_dir
 from config.settings import Settings
-from protocol.errors import IdentityError, ModelError
+from protocol.errors import ConfigurationError, IdentityError, ModelError
 from protocol.quic.identity import Identity
+from stage_agent.runtimes.factory import engine_label
 
 Verdict = Literal["ok", "note", "fail"]
 MIN_FREE_BYTES = 64 * 1_048_576
@@ -124,6 +125,11 @@ def check_port(kind: Literal["udp", "tcp"], host: str, port: int, key: str) -> F
 def check_engine(settings: Settings) -> Finding:
     """Is the configured runtime there."""
     runtime = settings.runtime
+    if runtime.kind == "llama_cpp":
+        try:
+            return Finding("engine", "ok", engine_label(runtime))
+        except ConfigurationError as error:
+            return Finding("engine", "fail", str(error), "install llama.cpp with RPC, or set both programs' paths")
     if runtime.kind != "process":
         return Finding("engine", "ok", f"built-in runtime {runtime.kind!r}")
     if not runtime.command:
