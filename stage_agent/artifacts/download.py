@@ -155,11 +155,17 @@ class Download:
         raise ArtifactError("gave_up", f"{self._file.path} ({self._file.sha256[:12]}) could not be fetched: {told}")
 
     def _candidates(self, partial: PartialFile) -> list[NodeId]:
-        """Whoever gave the last part first: only then can a wrong byte be blamed on somebody."""
-        trusted = [
-            peer for peer in self._means.holders(self._model) if (peer, self._file.sha256) not in self._means.distrust
-        ]
-        return sorted(trusted, key=lambda peer: peer not in partial.sources[-1:])
+        """In the order to ask them: files begin at different holders, so that all share the load.
+
+        Whoever gave the last part comes first, though: only then can a wrong byte be blamed on somebody.
+        """
+        holders = list(self._means.holders(self._model))
+        first = int(self._file.sha256[:8], 16) % max(1, len(holders))
+        order = [peer for peer in holders[first:] + holders[:first] if self._trusts(peer)]
+        return sorted(order, key=lambda peer: peer not in partial.sources[-1:])
+
+    def _trusts(self, peer: NodeId) -> bool:
+        return (peer, self._file.sha256) not in self._means.distrust
 
     async def _judged(self, partial: PartialFile) -> bool:
         """Whether the file is complete and right. A complete wrong one is discarded, and its peers are dealt with."""

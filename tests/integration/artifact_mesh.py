@@ -144,6 +144,13 @@ async def holders(
         yield made
 
 
+def asked_for(sha256: str, *holders: Holder) -> list[Holder]:
+    """Equal holders in the order in which they are asked for a file."""
+    ranked = sorted(holders, key=lambda holder: holder.id)
+    first = int(sha256[:8], 16) % len(ranked)
+    return ranked[first:] + ranked[:first]
+
+
 def assign(to: Holder, stage: StageAssignment, *told: Holder) -> None:
     """The others learn from ``to``'s row that it loads ``stage``."""
     for other in told:

@@ -13,6 +13,7 @@ from stage_agent.artifacts.events import ArtifactDiscarded, ArtifactFetched, Mix
 from stage_agent.model_source import open_model, tensor_extents
 from tests.fixtures_model import TensorSpec, gguf_bytes, metadata, tensors, write_layer_package
 from tests.integration.artifact_mesh import (
+    asked_for,
     assign,
     assignment_of,
     flip,
@@ -253,13 +254,13 @@ def test_a_wrong_byte_costs_the_whole_file_is_reported_and_another_peer_is_asked
         async with holders(tmp_path, {"alpha": path, "beta": path, "gamma": None}) as (alpha, beta, gamma):
             stage = assignment_of(digest, 0, 2)
             assign(gamma, stage, alpha, beta)
-            first = min((alpha, beta), key=lambda holder: holder.id)
+            first, second = asked_for(hashlib.sha256(content).hexdigest(), alpha, beta)
             tamper(first, 2 * MIB, flip)
             got = await gamma.ensure(stage)
             assert got.read_bytes() == content
             (blamed,) = gamma.seen(PeerMisbehaved)
             assert (blamed.peer, blamed.fault) == (first.id, "wrong_bytes")
-            assert gamma.seen(ArtifactFetched)[0].peers == ((beta if first is alpha else alpha).id,)
+            assert gamma.seen(ArtifactFetched)[0].peers == (second.id,)
 
     run(main())
 
@@ -271,7 +272,7 @@ def test_a_wrong_byte_among_parts_of_two_peers_blames_nobody_and_begins_anew_fro
         async with holders(tmp_path, {"alpha": path, "beta": path, "gamma": None}) as (alpha, beta, gamma):
             stage = assignment_of(digest, 0, 2)
             assign(gamma, stage, alpha, beta)
-            first, second = sorted((alpha, beta), key=lambda holder: holder.id)
+            first, second = asked_for(hashlib.sha256(content).hexdigest(), alpha, beta)
 
             acts = iter([flip_then_hang_up, hang_up])
 
@@ -284,6 +285,20 @@ def test_a_wrong_byte_among_parts_of_two_peers_blames_nobody_and_begins_anew_fro
             assert gamma.seen(MixedPartsWrong)[0].peers == (first.id, second.id)
             assert not gamma.seen(PeerMisbehaved)
             assert gamma.seen(ArtifactFetched)[0].peers == (second.id,), "parts are not mixed again"
+
+    run(main())
+
+
+def test_several_holders_share_the_load(tmp_path):
+    directory, _, digest = packaged(tmp_path, layers=24)
+
+    async def main():
+        async with holders(tmp_path, {"alpha": directory, "beta": directory, "gamma": None}) as (alpha, beta, gamma):
+            stage = assignment_of(digest, 0, 24)
+            assign(gamma, stage, alpha, beta)
+            await gamma.ensure(stage)
+            shares = [holder.artifacts.server.sent_bytes for holder in (alpha, beta)]
+            assert min(shares) > sum(shares) // 10
 
     run(main())
 

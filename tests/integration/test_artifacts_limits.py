@@ -27,15 +27,10 @@ from stage_agent.artifacts.wire import (
 )
 from stage_agent.model_source import open_model
 from tests.fixtures_model import gguf_bytes, metadata, safetensors_bytes, tensors
-from tests.integration.artifact_mesh import Holder, assign, assignment_of, holders
+from tests.integration.artifact_mesh import Holder, asked_for, assign, assignment_of, holders
 from tests.integration.test_artifacts import MIB, packaged, plain
 from tests.integration.transport_mesh import eventually, run
 from tests.unit.artifacts.stores import small_disk
-
-
-def by_id(*holders: Holder) -> list[Holder]:
-    """In the order in which they are asked."""
-    return sorted(holders, key=lambda holder: holder.id)
 
 
 def instead(holder: Holder, kind: type, answer) -> None:
@@ -97,7 +92,7 @@ def test_a_peer_that_breaks_the_protocol_is_left_and_the_next_one_is_asked(tmp_p
         async with holders(tmp_path, {"alpha": path, "beta": path, "gamma": None}) as (alpha, beta, gamma):
             stage = assignment_of(digest, 0, 2)
             assign(gamma, stage, alpha, beta)
-            first, second = by_id(alpha, beta)
+            first, second = asked_for(hashlib.sha256(content).hexdigest(), alpha, beta)
 
             async def answer(request, writer):
                 liar(request, writer)
@@ -121,7 +116,7 @@ def test_a_stalled_peer_is_left_at_the_deadline_and_what_it_gave_is_kept(tmp_pat
             alpha, beta, gamma = made
             stage = assignment_of(digest, 0, 2)
             assign(gamma, stage, alpha, beta)
-            first, second = by_id(alpha, beta)
+            first, second = asked_for(hashlib.sha256(content).hexdigest(), alpha, beta)
             over = asyncio.Event()
 
             async def stall(request, writer):
@@ -148,7 +143,7 @@ def test_a_listing_of_other_files_than_the_model_is_found_out_and_the_next_peer_
         async with holders(tmp_path, {"alpha": path, "beta": path, "gamma": None}) as (alpha, beta, gamma):
             stage = assignment_of(digest, 0, 2)
             assign(gamma, stage, alpha, beta)
-            liar, _ = by_id(alpha, beta)
+            liar = min((alpha, beta), key=lambda holder: holder.id)  # who is asked for the list
             liar.models[digest] = other  # a whole, consistent file, but not that model
             got = await gamma.ensure(stage)
             assert got.read_bytes() == content
