@@ -9,16 +9,18 @@ by path and the engine profiles are handed in by the caller.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from coordinator.model.package import ModelPackage
 from coordinator.planner.plan import PlanRefused
 from coordinator.planner.problem import Calibration, Edge, Participant, PlanningProblem, PlanRequest
-from coordinator.simulator.hardware import Device, Hardware
+from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.scenario_calibration import read_calibration
 from coordinator.simulator.scenario_events import ScenarioEvent, read_events
 from coordinator.simulator.scenario_expectation import Expectation, read_expectation
 from coordinator.simulator.scenario_links import read_links
 from coordinator.simulator.scenario_model import read_model
+from coordinator.simulator.scenario_priors import Unmeasured, with_speeds
 from coordinator.simulator.scenario_workload import Traffic, read_locked, read_request, read_traffic
 from coordinator.simulator.toml_table import ScenarioError, Table, parse_toml
 from coordinator.simulator.units import BYTES_PER_MIB, FLOPS_PER_GFLOP, US_PER_S, ceil_us, floor_rate
@@ -26,6 +28,7 @@ from coordinator.simulator.units import BYTES_PER_MIB, FLOPS_PER_GFLOP, US_PER_S
 __all__ = ["Scenario", "ScenarioError", "parse_scenario"]
 
 MAX_NODES = 1_024
+LEAST_SOLO_TOK_S = Decimal("0.000001")
 
 ModelOpener = Callable[[str], ModelPackage]
 
@@ -63,8 +66,8 @@ def parse_scenario(
     root = parse_toml(name, text)
     if strays := [key for key in root if "->" in key]:
         root.fail(strays[0], f'a link belongs under [links."{strays[0]}"]')
-    devices: dict[str, Device] = {}
-    nodes = _read_nodes(root.table("nodes"), hardware or Hardware(), devices)
+    unmeasured: dict[str, Unmeasured] = {}
+    nodes = _read_nodes(root.table("nodes"), hardware or Hardware(), unmeasured)
     known = frozenset(nodes)
     edges = read_links(root.table("links"), known)
     model_table = root.table("model")
@@ -85,7 +88,7 @@ def parse_scenario(
             section.finish()
     root.finish()
     if isinstance(model, ModelPackage):
-        nodes |= {node_id: _at_prior(nodes[node_id], device, model) for node_id, device in devices.items()}
+        nodes = with_speeds(nodes, unmeasured, model, calibration)
     participants = _with_legacy_latency(nodes.values(), edges)
     problem: PlanningProblem | PlanRefused
     if isinstance(model, PlanRefused):
@@ -97,8 +100,8 @@ def parse_scenario(
     return Scenario(title, why, problem, traffic, events, expectation)
 
 
-def _read_nodes(table: Table | None, hardware: Hardware, devices: dict[str, Device]) -> dict[str, Participant]:
-    """The nodes by id. ``devices`` receives the prior of every node that names a device and states no bandwidth."""
+def _read_nodes(table: Table | None, hardware: Hardware, unmeasured: dict[str, Unmeasured]) -> dict[str, Participant]:
+    """The nodes by id. ``unmeasured`` receives those that state no bandwidth, but a device or a solo run."""
     nodes: dict[str, Participant] = {}
     for node_id in table or ():
         assert table is not None
@@ -110,14 +113,23 @@ def _read_nodes(table: Table | None, hardware: Hardware, devices: dict[str, Devi
         assert row is not None
         if len(nodes) == MAX_NODES:
             table.fail(node_id, f"more than {MAX_NODES} nodes")
-        if (name := row.text("device")) is not None:
-            device = hardware.device(name)
-            if device.family == "unknown":
-                row.fail("device", f'"{name}" is not in config/hardware/devices.toml; state its bandwidth instead')
-            if "sustained_mem_bandwidth_mib_per_s" not in row:
-                devices[node_id] = device
+        said = _read_unmeasured(row, hardware)
+        if said is not None:
+            unmeasured[node_id] = said
         nodes[node_id] = _read_node(row, node_id)
     return nodes
+
+
+def _read_unmeasured(row: Table, hardware: Hardware) -> Unmeasured | None:
+    name, solo = row.text("device"), row.number("solo_tok_s", low=LEAST_SOLO_TOK_S, high=10**6)
+    device = None if name is None else hardware.device(name)
+    if device is not None and device.family == "unknown":
+        row.fail("device", f'"{name}" is not in config/hardware/devices.toml; state its bandwidth instead')
+    if "sustained_mem_bandwidth_mib_per_s" in row:
+        if solo is not None:
+            row.fail("solo_tok_s", "cannot be combined with sustained_mem_bandwidth_mib_per_s: both say how fast it is")
+        return None
+    return None if device is None and solo is None else Unmeasured(device, solo)
 
 
 def _read_node(row: Table, node_id: str) -> Participant:
@@ -150,11 +162,6 @@ def _read_node(row: Table, node_id: str) -> Participant:
         row.fail("sustained_mem_bandwidth_mib_per_s", "is beyond 2^53 bytes per second")
     row.finish()
     return node
-
-
-def _at_prior(node: Participant, device: Device, model: ModelPackage) -> Participant:
-    """Nothing was measured: the device's prior for this model, marked as such."""
-    return replace(node, memory_bandwidth_bytes_per_s=device.bandwidth_for(model), bandwidth_source="spec")
 
 
 def _with_legacy_latency(nodes: Iterable[Participant], edges: tuple[Edge, ...]) -> tuple[Participant, ...]:

@@ -89,6 +89,21 @@ def test_a_device_prior_stands_in_for_a_missing_bandwidth_and_is_marked() -> Non
     assert 4_000_000_000 * 1_000_000 // node.memory_bandwidth_bytes_per_s == pytest.approx(5_148, abs=1)  # type: ignore[operator]
 
 
+def test_a_solo_run_gives_the_speed_it_had_and_corrects_the_priors_of_other_devices() -> None:
+    big = Device("M4 Max", "apple", 546_000_000_000, 850, 119, shared_memory=True)
+    small = Device("M4", "apple", 120_000_000_000, 850, 123, shared_memory=True)
+    text = (
+        PAIR.replace("sustained_mem_bandwidth_mib_per_s = 400000", 'device = "M4 Max"\nsolo_tok_s = 20')
+        .replace("sustained_mem_bandwidth_mib_per_s = 200000", 'device = "M4"')
+        .replace("layer_count = 30", "layer_count = 30\nactive_weight_fraction = 0.1")
+    )  # 3 GB a token; 50 ms less the 1.3 ms that the profile adds for a stage
+    scenario = parse_scenario("m", text, profiles={}, open_model=no_model, hardware=Hardware((big, small)))
+    alpha, beta = problem_of(scenario).participants
+    assert (alpha.bandwidth_source, beta.bandwidth_source) == ("measured", "spec")
+    assert alpha.memory_bandwidth_bytes_per_s == 3_000_000_000 * 1_000_000 // 48_700
+    assert beta.memory_bandwidth_bytes_per_s == alpha.memory_bandwidth_bytes_per_s * 120 // 546
+
+
 def test_events_are_read_in_time_order() -> None:
     text = (
         PAIR
@@ -180,6 +195,8 @@ stages = [
         ("vram_bytes = 20000000000\n", "vram_bytes = 9007199254740993\n", 2, "nodes.alpha.vram_bytes", "allowed is 0"),
         ("vram_bytes = 20000000000\n", "vram_bytes = 1.5\n", 2, "nodes.alpha.vram_bytes", "whole"),
         ("vram_bytes = 20000000000\n", "vram_bytes = true\n", 2, "nodes.alpha.vram_bytes", "needs a number"),
+        ("= 400000", "= 400000\nsolo_tok_s = 20", 5, "nodes.alpha.solo_tok_s", "cannot be combined"),
+        ("[nodes.beta]", "solo_tok_s = 0\n[nodes.beta]", 5, "nodes.alpha.solo_tok_s", "allowed is 0.000001"),
         ("= 400000", "= 0", 4, "nodes.alpha.sustained_mem_bandwidth_mib_per_s", "leave it out"),
         ("layer_count = 30", "layer_count = 30\nlayer_weight_bytes = [1]", 18, "model.layer_weight_bytes", "combined"),
         (
