@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import SystemRandom
 
+from config.paths import cache_dir
 from config.settings import Settings
 from coordinator.coordinator import Coordinator
 from coordinator.planner.problem import Calibration
@@ -17,7 +18,10 @@ from protocol.quic.conditioner import Conditioner
 from protocol.quic.desk import AdmissionDesk
 from protocol.quic.endpoint import QuicTransport
 from protocol.quic.identity import Identity
+from protocol.rows import NodeRow
 from protocol.signature import signature_is_genuine
+from stage_agent.artifacts.events import told
+from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.journal import Journal
@@ -73,6 +77,7 @@ class Assembled:
     transport: QuicTransport
     runner: StageRunner
     tunnels: Tunnels
+    artifacts: NodeArtifacts
 
 
 def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
@@ -86,11 +91,13 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     agent = _agent(prepared)
     link = BulkStageLink(transport, who.node_id)
     tunnels = Tunnels(transport)
+    artifacts = _artifacts(prepared, membership, transport, tasks, lambda: driver.post(driver.row_changed))
     runner = StageRunner(
         settings=settings.runtime,
         node_id=who.node_id,
         tasks=tasks,
         library=prepared.library,
+        artifacts=artifacts,
         link=link,
         peer_address=events.address_of,
         report=lambda event: driver.post(lambda: driver.on_runtime(event)),
@@ -110,13 +117,13 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         journal=prepared.journal,
         narrator=Narrator(membership, prepared.journal),
         wishes=Wishes(prepared.library, who.node_id),
-        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, switches),
+        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, artifacts, switches),
         tasks=tasks,
         planner_pool=pool,
     )
-    events.attach(driver, membership, link, runner, agent, tunnels)
+    events.attach(driver, membership, link, runner, agent, tunnels, artifacts)
     transport.on_bulk = events.on_bulk
-    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels)
+    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts)
 
 
 def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
@@ -194,12 +201,43 @@ def _agent(prepared: Prepared) -> StageAgent:
     )
 
 
+def _artifacts(
+    prepared: Prepared,
+    membership: Membership,
+    transport: QuicTransport,
+    tasks: asyncio.TaskGroup,
+    changed: Callable[[], None],
+) -> NodeArtifacts:
+    settings, narrator = prepared.settings, Narrator(membership, prepared.journal)
+
+    def rows() -> list[NodeRow]:
+        members = membership.members().values()
+        return [each.row for each in members if each.state in {"alive", "suspect"} and not each.is_self]
+
+    return NodeArtifacts(
+        settings.artifacts,
+        cache_dir(settings) / "artifacts",
+        Surroundings(
+            open_bulk=transport.open_bulk,
+            rows=rows,
+            admitted=prepared.book.book.__contains__,
+            local_models=prepared.library.local_paths,
+            find_local=prepared.library.path_of,
+            report=lambda event: prepared.journal.tell(*told(event, narrator.name_of)),
+            clock_us=monotonic_us,
+            start=lambda work, name: tasks.create_task(work, name=name),
+            changed=changed,
+        ),
+    )
+
+
 def _row_publisher(
     prepared: Prepared,
     membership: Membership,
     coordinator: Coordinator,
     agent: StageAgent,
     runner: StageRunner,
+    artifacts: NodeArtifacts,
     switches: Switches,
 ) -> Callable[[int], list[MembershipEffect]]:
     """What the driver calls whenever something that the own row states may have changed."""
@@ -213,7 +251,7 @@ def _row_publisher(
             leaving=switches.leaving,
             degraded=("amnesia",) if prepared.store.amnesia else (),
             stages=runner.timed(agent.facts(now_us)),
-            models=prepared.library.facts(),
+            models=artifacts.facts(prepared.library.packages()),
             serves=prepared.library.served,
             max_term=coordinator.snapshot(now_us).term,
             engine=prepared.engine,

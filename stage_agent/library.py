@@ -13,7 +13,7 @@ from coordinator.model.package import ModelPackage
 from protocol.ballots import StageAssignment
 from protocol.errors import ModelError, WireError
 from protocol.ids import Slot
-from protocol.rows import ModelFact, NodeRow, ServedModel
+from protocol.rows import NodeRow, ServedModel
 from stage_agent.model_source import open_model
 
 MAX_MODELS = 16
@@ -67,12 +67,14 @@ class ModelLibrary:
         """For the own row, by slot."""
         return tuple(self._served[slot] for slot in sorted(self._served))
 
-    def facts(self) -> tuple[ModelFact, ...]:
-        """What can be loaded from the own disk, for the own row."""
-        return tuple(
-            ModelFact(digest=digest, cached_bytes=model.package.weight_bytes)
-            for digest, model in sorted(self._local.items())
-        )
+    def local_paths(self) -> dict[str, Path]:
+        """Models that can be read here, by digest."""
+        return {digest: model.path for digest, model in self._local.items()}
+
+    def packages(self) -> tuple[ModelPackage, ...]:
+        """Every package known here, each digest once, by digest."""
+        known = {**self._learnt, **{digest: model.package for digest, model in self._local.items()}}
+        return tuple(known[digest] for digest in sorted(known))
 
     def package(self, digest: str) -> ModelPackage | None:
         """The package with ``digest``, read here or learnt."""

@@ -7,6 +7,8 @@ from protocol.ids import NodeId
 from protocol.membership.core import Membership
 from protocol.quic import interface as seen
 from protocol.quic.bulk import BulkReader, BulkWriter
+from stage_agent.artifacts.node_artifacts import NodeArtifacts
+from stage_agent.artifacts.wire import ARTIFACT_KIND
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.journal import Journal
@@ -34,6 +36,7 @@ class MeshEvents:
         runner: StageRunner,
         agent: StageAgent,
         tunnels: Tunnels,
+        artifacts: NodeArtifacts,
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -42,6 +45,7 @@ class MeshEvents:
         self._runner = runner
         self._agent = agent
         self._tunnels = tunnels
+        self._artifacts = artifacts
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
@@ -52,11 +56,13 @@ class MeshEvents:
         return self._addresses.get(NodeId(peer), "")
 
     async def on_bulk(self, peer: NodeId, kind: str, header: bytes, reader: BulkReader, writer: BulkWriter) -> None:
-        """Serve an incoming bulk stream: stage frames, tunnels to engines; other kinds are refused by returning."""
+        """Serve an incoming bulk stream: stage frames, tunnels to engines, model artifacts; other kinds are refused by returning."""
         if kind == FRAMES_KIND:
             await self._link.receive(peer, reader, self._on_frame)
         elif kind == TUNNEL_KIND:
             await self._tunnels.serve(peer, header, reader, writer)
+        elif kind == ARTIFACT_KIND:
+            await self._artifacts.on_bulk(peer, header, reader, writer)
         else:
             self._journal.rejected["unexpected_stream"] += 1
 

@@ -168,12 +168,13 @@ async def _serve(
         settle_max_age_us=settings.links.settle_max_age_us,
         switches=switches,
     )
-    operations = Operations(driver, settings.planner, node.agent, switches, prepared.calibration)
+    operations = Operations(driver, settings.planner, node.agent, switches, prepared.calibration, node.artifacts)
     proxy = HeadProxy(picture, node.tunnels, prepared.who.node_id, tasks)
     app = build_app(picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes())
     api = tasks.create_task(serve_api(listener, app), name="api")
     for admission in prepared.book.book.statements:
         driver.carry_membership(node.membership.spread_admission(admission, monotonic_us()))
+    await node.artifacts.prepare()
     driver.post(driver.row_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
     notifier = SystemdNotifier()
@@ -202,6 +203,7 @@ async def _say_goodbye(node: Assembled, switches: Switches) -> None:
     node.driver.carry_membership(node.membership.leave(monotonic_us()))
     await asyncio.sleep(GOODBYE_S)
     await node.runner.close()
+    node.artifacts.close()
 
 
 async def _listening(started: asyncio.Event, transport: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
 from stage_agent.api import commands
 from stage_agent.api.commands import Accepted, AnyCommand, Refused
+from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
@@ -38,6 +39,7 @@ class Operations:
     agent: StageAgent
     switches: Switches
     calibration: Calibration
+    artifacts: NodeArtifacts
     excluded: set[NodeId] = field(default_factory=set)
 
     async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901, PLR0912 - one line a command
@@ -99,6 +101,7 @@ class Operations:
             library.serve(slot, model, priority=command.priority, version=version)
         except (StateError, ModelError) as error:
             return Refused("not_served", str(error), status=507)
+        await self.artifacts.refresh()
         self.driver.post(self.driver.row_changed)
         return Accepted({"slot": slot, "model": str(model.path), "digest": model.package.digest})
 

@@ -8,14 +8,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from config.settings import RuntimeSettings
+from protocol.ballots import StageAssignment
 from protocol.errors import StagemeshError
 from protocol.fencing import NO_EPOCH, PlanEpoch
 from protocol.frame_envelope import open_envelope, refusal_of
 from protocol.ids import NodeId, Slot
 from protocol.rows import StageFact
 from protocol.stage_frame import request_epoch_of
+from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.clock import monotonic_us
 from stage_agent.library import ModelLibrary
 from stage_agent.runtimes.budget import StartBudget
@@ -54,11 +57,20 @@ Label = tuple[Slot, PlanEpoch]
 
 
 @dataclass(slots=True)
+class _Fetched:
+    """Where the engine's files are, and the assignment for which the artifact store holds them."""
+
+    path: Path | None = None
+    assignment: StageAssignment | None = None
+
+
+@dataclass(slots=True)
 class _Shared:
     """One engine and the ballots it stands for."""
 
     runtime: StageRuntime
     labels: set[Label]
+    fetched: _Fetched
     ready: bool = False
     serving: Label | None = None
     task: asyncio.Task[None] | None = None
@@ -75,6 +87,7 @@ class StageRunner:
         node_id: str,
         tasks: asyncio.TaskGroup,
         library: ModelLibrary,
+        artifacts: NodeArtifacts,
         link: StageLink,
         peer_address: Callable[[str], str],
         report: Callable[[RuntimeEvent], None],
@@ -86,6 +99,7 @@ class StageRunner:
         self._node_id = node_id
         self._tasks = tasks
         self._library = library
+        self._artifacts = artifacts
         self._link = link
         self._peer_address = peer_address
         self._report = report
@@ -105,12 +119,13 @@ class StageRunner:
             self._engines[label] = reused
             self._report(Loaded(*label))
             return
+        fetched = _Fetched()
         context = RuntimeContext(
             tasks=self._tasks,
             node_id=self._node_id,
             epoch=effect.ballot,
             link=self._link,
-            model_path=self._library.path_of,
+            model_path=lambda assignment: fetched.path or self._library.path_of(assignment),
             peer_address=self._peer_address,
             tunnels=self._tunnels,
             engine=self._engine,
@@ -119,7 +134,7 @@ class StageRunner:
                 effect.slot, StartBudget(self._settings.restart_limit, self._settings.restart_window_us)
             ),
         )
-        engine = _Shared(make_runtime(self._settings, context), {label})
+        engine = _Shared(make_runtime(self._settings, context), {label}, fetched)
         self._engines[label] = engine
         engine.task = self._tasks.create_task(self._live(engine, effect), name=f"stage {effect.slot} {effect.ballot}")
 
@@ -224,11 +239,14 @@ class StageRunner:
     async def _live(self, engine: _Shared, effect: Load) -> None:
         label = (effect.slot, effect.ballot)
         try:
+            needed = await self._fetch(engine, effect)
             await engine.runtime.load(
-                effect.assignment, lambda loaded, total: self._report(LoadProgress(*label, loaded, total))
+                effect.assignment,
+                lambda loaded, total: self._report(LoadProgress(*label, needed + loaded, needed + total)),
             )
         except StagemeshError as refused:
             self._engines.pop(label, None)
+            self._release(engine)
             if not engine.closing:
                 self._report(LoadFailed(*label, *_told(refused)))
             return
@@ -236,9 +254,36 @@ class StageRunner:
         self._report(Loaded(*label))
         failure = await engine.runtime.wait_failed()
         self._budgets[effect.slot].record_failure(monotonic_us())
+        self._release(engine)
         for each in tuple(engine.labels):
             self._engines.pop(each, None)
             self._report(RuntimeDied(*each, str(failure)))
+
+    async def _fetch(self, engine: _Shared, effect: Load) -> int:
+        """Bytes that had to come from peers before the engine could read its layers. Raises ``ModelError``.
+
+        A worker of llama.cpp reads no file: its head sends it the weights.
+        """
+        assignment = effect.assignment
+        if self._settings.kind == "llama_cpp" and "driver" not in assignment.roles:
+            return 0
+        needed = 0
+
+        def progress(here_bytes: int, needed_bytes: int) -> None:
+            nonlocal needed
+            needed = needed_bytes
+            total = needed_bytes + assignment.parameter_bytes
+            self._report(LoadProgress(effect.slot, effect.ballot, here_bytes, total))
+
+        engine.fetched.path = await self._artifacts.ensure(assignment, progress)
+        engine.fetched.assignment = assignment
+        return needed
+
+    def _release(self, engine: _Shared) -> None:
+        """The engine does not read its files any more; harmless when repeated."""
+        held, engine.fetched.assignment = engine.fetched.assignment, None
+        if held is not None:
+            self._artifacts.release(held)
 
     async def _activate(self, engine: _Shared, effect: ActivateRuntime) -> None:
         try:
@@ -257,6 +302,7 @@ class StageRunner:
                 await engine.runtime.unload()
         except TimeoutError:
             pass  # the process leash ends what would not stop
+        self._release(engine)
         if engine.task is not None:
             engine.task.cancel()
 
