@@ -190,6 +190,8 @@ async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
             yield piece
     except httpx.HTTPError as error:
         yield b"data: " + json.dumps(_document(_LOST.format(type(error).__name__), "plan_lost")).encode() + b"\n\n"
+    finally:
+        await answer.aclose()  # also when the client has gone: the engine then stops generating for nobody
 
 
 _LOST = "the plan that served this request was lost ({}); send the request again"

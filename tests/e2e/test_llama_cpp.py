@@ -184,6 +184,18 @@ def test_a_stream_comes_in_pieces(split) -> None:
     assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]).startswith(" Paris.")
 
 
+def test_clients_that_leave_in_the_middle_cost_nobody_else_anything(split) -> None:
+    body = {**QUESTION, "max_tokens": 900, "stream": True, "ignore_eos": True}
+    for _ in range(10):  # more than the connections that one way to the head may hold
+        with httpx.stream(
+            "POST", f"http://{split.node('beta').api}/v1/completions", json=body, timeout=30, trust_env=False
+        ) as answer:
+            assert next(answer.iter_lines()).startswith("data:")
+    began = time.monotonic()
+    assert ask(split.node("beta")).status_code == 200
+    assert time.monotonic() - began < 10
+
+
 def test_the_measured_time_per_token_stands_beside_the_prediction(split) -> None:
     def measured() -> int | None:
         return split.watch.serving()["measured_tpot_us"]
