@@ -6,11 +6,12 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.model.tensor_types import CacheType
 from protocol.errors import ConfigurationError
-from stage_agent.cli.output import JsonOption, console, print_json
+from stage_agent.cli.output import JsonOption, console, print_json, printable
 from stage_agent.model_source import open_model
 
 _DIAGNOSTICS = {
@@ -83,7 +84,8 @@ def package_document(package: ModelPackage) -> dict[str, Any]:
 
 def print_package(package: ModelPackage, screen: Console) -> None:
     """A summary, then one row per run of equal layers."""
-    screen.print(f"[bold]{_escape(package.name)}[/bold]  {_escape(package.architecture)}, {package.layer_count} layers")
+    about = f"  {printable(package.architecture)}, {package.layer_count} layers"
+    screen.print(Text.assemble((printable(package.name), "bold"), about))
     screen.print(f"digest {package.digest}", style="dim", soft_wrap=True)
     screen.print(_summary(package))
     screen.print(_layer_table(package))
@@ -177,8 +179,3 @@ def _bytes(count: int) -> str:
             return f"{count:,} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
-
-
-def _escape(text: str) -> str:
-    """Text from a file, without terminal codes and markup."""
-    return "".join(character if character.isprintable() else "?" for character in text).replace("[", r"\[")

@@ -34,8 +34,16 @@ def _write(document: Any, *, indent: int | None) -> None:
     sys.stdout.flush()
 
 
+def printable(text: str) -> str:
+    """Text from a file or a peer, with ``?`` for whatever a terminal would obey instead of show."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def console() -> Console:
-    """Stdout for people; colour only on a terminal and without ``NO_COLOR``. ``COLUMNS`` is obeyed where it is set."""
-    screen = Console(highlight=False)
+    """Stdout for people; colour only on a terminal and without ``NO_COLOR``. ``COLUMNS`` is obeyed where it is set.
+
+    Names of nodes and models come from files and peers: what looks like markup in them is shown as it is.
+    """
+    screen = Console(highlight=False, markup=False, emoji=False)
     told = screen.is_terminal or os.environ.get("COLUMNS")
-    return screen if told else Console(width=max(screen.width, PIPE_WIDTH), highlight=False)
+    return screen if told else Console(width=max(screen.width, PIPE_WIDTH), highlight=False, markup=False, emoji=False)

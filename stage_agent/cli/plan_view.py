@@ -11,6 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from stage_agent.cli.output import printable
+
 Document = Mapping[str, Any]
 
 _BAR_WIDTH = 12
@@ -104,7 +106,7 @@ def _header(document: Document) -> Text:
     lanes = document["parallel_lanes"]
     return Text.assemble(
         ("plan ", "dim"), (str(document["plan_id"]), "bold"),
-        ("  model ", "dim"), f"{model['name']}, {model['layer_count']} layers",
+        ("  model ", "dim"), f"{printable(model['name'])}, {model['layer_count']} layers",
         ("  context ", "dim"), f"{document['context_length']:,} × {lanes} lane{'s' if lanes != 1 else ''}",
         ("  objective ", "dim"), str(document["objective"]),
         ("  placement ", "dim"), str(document["placement"]),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from protocol.errors import DaemonUnreachable
 from stage_agent.cli import mesh_view
@@ -103,7 +104,7 @@ def _repeat_in_place(node: str | None, path: str, document: Any, view: View) -> 
             try:
                 live.update(view(get_json(node, path)))
             except DaemonUnreachable as error:
-                live.update(f"[yellow]{error}[/yellow]")
+                live.update(Text(str(error), style="yellow"))
 
 
 def _print(document: Any, view: View, *, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def simulate_command(
         return
     console().print(outcome_view(described, outcome))
     if plot is not None:
-        Console(stderr=True).print(f"plot written to {plot}")
+        Console(stderr=True, markup=False, highlight=False).print(f"plot written to {plot}")
 
 
 def _by_capacity(scenario: Scenario) -> Scenario:

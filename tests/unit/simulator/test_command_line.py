@@ -91,6 +91,17 @@ def test_a_rival_that_cannot_be_placed_says_why_on_a_line_of_its_own() -> None:
     assert "\nwithout m4max: no topology " in shown
 
 
+@pytest.mark.parametrize("command", [("plan", "--scenario"), ("explain", "--scenario"), ("simulate",)])
+def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path, command: tuple[str, ...]) -> None:
+    scenario = tmp_path / "m.toml"
+    named = PAIR.replace("[nodes.beta]", '[nodes."[/x]"]').replace("[nodes.alpha]", '[nodes."[red]:key:"]')
+    scenario.write_text(named.replace("alpha", "[red]:key:").replace("beta", "[/x]"))
+    result = invoke(*command, scenario)
+    assert result.exception is None
+    assert "[/x]" in result.stdout
+    assert "[red]:key:" in result.stdout
+
+
 def test_a_refusal_explains_itself_to_people() -> None:
     shown = invoke("plan", "--scenario", corpus("does-not-fit")).stdout
     assert "no_valid_topology" in shown
