@@ -198,7 +198,8 @@ class RuntimeSettings(Section):
         default="", max_length=256, description="llama_cpp: devices of the stage, like CUDA0 or CPU; empty = all"
     )
     llama_head_stage: Literal["rpc", "cpu"] = Field(
-        default="rpc", description="llama_cpp: stage 0 in its own rpc-server (any device), or in llama-server on the CPU"
+        default="rpc",
+        description="llama_cpp: stage 0 in its own rpc-server (any device), or in llama-server on the CPU",
     )
     llama_output_layer: Literal["auto", "head", "last"] = Field(
         default="auto", description="llama_cpp: where logits are made; auto = on the head when that takes no memory"

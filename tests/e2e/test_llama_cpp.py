@@ -196,6 +196,17 @@ def test_clients_that_leave_in_the_middle_cost_nobody_else_anything(split) -> No
     assert time.monotonic() - began < 10
 
 
+def test_the_live_plan_can_be_exported_as_the_engine_s_own_commands(split) -> None:
+    command = [sys.executable, "-m", "stage_agent", "export", "live", "--to", "llama-cpp", "--json"]
+    node = split.node("beta")
+    done = subprocess.run([*command, "--node", node.api], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    hosts = json.loads(done.stdout)["hosts"]
+    assert [host["name"] for host in hosts] == ["gamma", "beta", "alpha"]
+    assert "-ts 10,12,9" in hosts[-1]["commands"][-1]
+    assert all(host["address"] for host in hosts)
+
+
 def test_the_measured_time_per_token_stands_beside_the_prediction(split) -> None:
     def measured() -> int | None:
         return split.watch.serving()["measured_tpot_us"]
