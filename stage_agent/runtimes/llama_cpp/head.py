@@ -93,6 +93,7 @@ class Head:
         port = choose_port(self._settings)
         self._directory = Path(tempfile.mkdtemp(prefix="stagemesh-head-"))  # 0700
         key_file, key = self._directory / "api-key", secrets.token_urlsafe(32)
+        key_file.touch(mode=0o600)
         key_file.write_text(key + "\n", "utf-8")
         model = self._model()
         command = head_command(
@@ -112,6 +113,7 @@ class Head:
         if difference:
             raise RuntimeFailure("range_invalid", f"llama-server placed the model otherwise: {difference}")
         await self._one_token(program, port, key)
+        self._forget_key_file()  # read once, at the start: nothing is left even if this agent is killed
         self._door = Door(port, engine=self._context.engine, secret=key)
 
     def publish(self) -> None:
@@ -123,11 +125,14 @@ class Head:
         """End the program and the tunnels; idempotent."""
         if self._door is not None:
             self._tunnels.close_door(http_door(self._assignment.slot), self._door)
+        self._forget_key_file()
         if self.program is not None:
             await self.program.stop(self._settings.stop_grace_us)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             await listener.close()
+
+    def _forget_key_file(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 

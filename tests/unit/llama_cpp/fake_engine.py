@@ -46,13 +46,14 @@ def list_devices() -> None:
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
+    key = ""
+
     def do_GET(self) -> None:
         self.send_response(503 if os.environ.get("FAKE") == "silent" else 200)
         self.end_headers()
 
     def do_POST(self) -> None:
-        key = Path(value("--api-key-file")).read_text().strip()
-        if self.headers.get("authorization") != f"Bearer {key}":
+        if self.headers.get("authorization") != f"Bearer {self.key}":
             self.send_response(401)
             self.end_headers()
             return
@@ -70,6 +71,7 @@ def serve_head() -> None:
         names[0] = names[-1]
     for layer, name in enumerate(names):
         print(f"0.01 D load_tensors: layer {layer:3} assigned to device {name}, is_swa = 0", flush=True)
+    Answers.key = Path(value("--api-key-file")).read_text().strip()
     server = http.server.HTTPServer(("127.0.0.1", int(value("--port"))), Answers)
     print("0.02 I slot print_timing:        eval time =      50.00 ms /     4 tokens", flush=True)
     server.serve_forever()

@@ -33,6 +33,7 @@ def test_head_and_worker_become_ready_in_any_order_and_the_head_s_http_is_reache
             assert not loading.done()
             assert await worker.load() == [(0, 500), (500, 500)]
             seen = await loading
+            assert not head.runtime._head._directory.exists()  # the key's file is gone as soon as it was read
             assert seen[0] == (0, 300)
             assert seen[-1] == (300, 300)
             assert seen == sorted(seen)
