@@ -67,7 +67,10 @@ class PlanWatch:
             if attempt is not None:
                 self._retired |= attempt.retired
             self.health = self._judge(moment)
-            whole_but_for_us = self._retired.issuperset(self.health.lost) and not self.health.leaving
+            # While this coordinator's own replacement is activated, its stages leave the running plan one by one.
+            whole_but_for_us = not self.health.leaving and all(
+                node_id in self._retired or why == "superseded" for node_id, why in self.health.lost.items()
+            )
             if attempt is None or not whole_but_for_us:
                 effects += self._note_health(self.running, moment)
             cut_off = bool(self.health.lost) or bool(self._retired)

@@ -100,6 +100,7 @@ class DemoMesh:
                     "memory_bytes": machine.memory_bytes,
                     "memory_bandwidth_bytes_per_s": machine.memory_bandwidth_bytes_per_s,
                 },
+                "probe": {"benchmark": False},  # memory and bandwidth are shaped; nothing is left to measure
                 "runtime": {"kind": engine},
                 "planner": {"calibration": "reference" if engine == "reference" else "skippy"},
                 # A demo lasts a minute: it settles faster than the default 8 s (doubled after a loss), replans sooner than
