@@ -63,7 +63,7 @@ class Story:
         self.console.print(
             Panel(
                 Group(
-                    Text(profile.why),
+                    Text(" ".join(profile.why.split())),
                     Text(),
                     table,
                     Text(),
