@@ -7,7 +7,6 @@ without a trusted bandwidth, or one hop without an RTT, and the decode time is n
 from dataclasses import dataclass
 
 from coordinator.planner.instance import Candidate, Instance
-from coordinator.planner.memory import ceil_div
 from coordinator.planner.network import network_us
 from coordinator.planner.plan import Modeled, PlannedHop
 
@@ -85,11 +84,26 @@ def _modeled(
 
 
 def _prefill_us(instance: Instance, candidate: Candidate) -> int:
-    """The prompt in chunks, pipelined: the first chunk walks all stages, each later one follows at the slowest slot."""
+    """The prompt in chunks, pipelined: each chunk follows the one before as soon as a stage is free; the last is short.
+
+    Exact for equal chunks and one shorter one behind them: the short chunk leaves stage ``j`` after the last full chunk
+    did, and then walks the rest.
+    """
     request = instance.problem.request
-    if request.prompt_tokens == 0:
-        return 0
-    tokens = min(request.prefill_chunk_tokens, request.prompt_tokens)
+    full, rest = divmod(request.prompt_tokens, request.prefill_chunk_tokens)
+    full_us = _chunk_slots(instance, candidate, request.prefill_chunk_tokens) if full else []
+    rest_us = _chunk_slots(instance, candidate, rest) if rest else []
+    if not full:
+        return sum(rest_us)
+    done_us, slowest_us, finish_us = 0, 0, 0
+    for index, slot_us in enumerate(full_us):
+        done_us, slowest_us = done_us + slot_us, max(slowest_us, slot_us)
+        finish_us = max(finish_us, done_us + (full - 1) * slowest_us + sum(rest_us[index:]))
+    return finish_us
+
+
+def _chunk_slots(instance: Instance, candidate: Candidate, tokens: int) -> list[int]:
+    """How long a chunk of ``tokens`` holds each stage, its way out included."""
     slots = []
     for index, (node_id, start, end) in enumerate(candidate.spans):
         times = instance.times[node_id]
@@ -97,4 +111,4 @@ def _prefill_us(instance: Instance, candidate: Candidate) -> int:
         slots.append(
             times.prefill_us(start, end, tokens) + instance.network.chunk_us(candidate.sequence, index, tokens)
         )
-    return sum(slots) + (ceil_div(request.prompt_tokens, tokens) - 1) * max(slots)
+    return slots

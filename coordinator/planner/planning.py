@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from coordinator.planner.any_order import fitting_candidate
 from coordinator.planner.assemble import assemble
 from coordinator.planner.capacity import choose_capacity
 from coordinator.planner.instance import Instance, prepare
@@ -73,7 +74,13 @@ def _search(
             )
     placed = choose_capacity(instance, shapes)
     if placed is None:
-        return no_valid_topology(instance, shapes)
+        fitting = fitting_candidate(instance.problem, shapes, budget)
+        if fitting is None:
+            return no_valid_topology(instance, shapes)
+        certificate = SearchCertificate(
+            proven_optimal=False, gap=None, expanded=budget.expanded, elapsed_ms=elapsed_ms()
+        )
+        return _judge(assemble(instance, fitting, CAPACITY_ONLY, certificate, digest), request.policy)
     candidate, placement = placed.candidate, CAPACITY_ONLY
     if request.objective != "capacity":
         faster = choose_unmodelled(instance, candidate, budget)
