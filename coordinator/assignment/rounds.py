@@ -117,10 +117,7 @@ class PlanningRound:
             return Conclusion(verdict=Verdict(replace=False, reason="not_better"), current=current)
         verdict = judge_with.compare(current, candidate)
         if not verdict.replace:
-            # Re-priced as a lock, but nobody locked it: the plan goes on as what it is, with its proof if it is the best.
-            same = candidate.plan_hash == current.plan_hash
-            kept = candidate if same else replace(current, placement=candidate.placement)
-            return Conclusion(verdict=verdict, current=kept)
+            return Conclusion(verdict=verdict, current=_kept(current, candidate))
         halfway = damped(current, candidate) if self._timings_only else None
         if halfway is None:
             return Conclusion(plan=candidate, verdict=verdict, current=current)
@@ -190,3 +187,21 @@ def _break_first(current: Plan, candidate: Plan) -> bool:
         if held is not None and held.required_bytes + stage.required_bytes > stage.usable_bytes:
             return True
     return False
+
+
+def _kept(current: Plan, candidate: Plan) -> Plan:
+    """``current`` as it goes on beside the best ``candidate``: it was re-priced as a lock, but nobody locked it.
+
+    Its certificate is the candidate's when both are one plan, else how far it is from what was proven best.
+    """
+    if candidate.plan_hash == current.plan_hash:
+        return candidate
+    mine, best = current.modeled.decode_tpot_us, candidate.modeled.decode_tpot_us
+    proven = candidate.search.proven_optimal and mine is not None and bool(best)
+    gap = max(0.0, (mine - best) / best) if proven and mine is not None and best else None
+    stages = tuple(
+        replace(stage, reason_codes=tuple(code for code in stage.reason_codes if code != "locked_by_operator"))
+        for stage in current.stages
+    )
+    search = replace(candidate.search, proven_optimal=False, gap=gap)
+    return replace(current, placement=candidate.placement, stages=stages, search=search)

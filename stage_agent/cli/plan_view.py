@@ -262,3 +262,20 @@ def _diagnostic(entry: Document) -> Text:
 def lines_view(title: str, lines: Iterable[str]) -> RenderableType:
     """A titled list."""
     return Group(Text(title, style="bold"), *(Text(f"  {line}") for line in lines))
+
+
+def with_names(document: Document, names: Mapping[str, str]) -> dict[str, Any]:
+    """``document`` with node names for node ids everywhere, for the eye only."""
+
+    def spoken(value: Any) -> Any:
+        if isinstance(value, str):
+            for node_id, name in names.items():
+                value = value.replace(node_id, name)
+            return value
+        if isinstance(value, Mapping):
+            return {key: spoken(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [spoken(entry) for entry in value]
+        return value
+
+    return {key: spoken(entry) for key, entry in document.items()}

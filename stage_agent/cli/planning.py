@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,7 +14,7 @@ from coordinator.planner.problem import PlanningProblem
 from coordinator.planner.validate import MAX_EXACT
 from protocol.errors import ConfigurationError
 from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
-from stage_agent.cli.plan_view import Document, plan_view, refusal_view
+from stage_agent.cli.plan_view import Document, plan_view, refusal_view, with_names
 from stage_agent.cli.scenario_files import load_scenario, read_text
 
 EXIT_NO_PLACEMENT = 3
@@ -47,7 +48,8 @@ def plan_command(
         raise typer.BadParameter(f"say --dry-run to see where {model} would go; `stagemesh serve {model}` places it")
     if watch and not as_json:
         _watch(node, model)
-    raise typer.Exit(show(_live_document(node, model), as_json=as_json))
+    document = _live_document(node, model)
+    raise typer.Exit(show(document if as_json else _named(node, document), as_json=as_json))
 
 
 def explain_command(
@@ -64,6 +66,7 @@ def explain_command(
         if plan is not None:
             raise typer.BadParameter("a PLAN file needs the --scenario it was made for")
         document: Document = get_json(node, "/api/v1/plan/explain")
+        document = document if as_json else _named(node, document)
     else:
         document = _explained_document(scenario, plan)
     if as_json:
@@ -128,19 +131,39 @@ def _exact(digits: str) -> int:
 
 
 def _live_document(node: str | None, model: str | None) -> Document:
-    from stage_agent.cli.client import get_json, post_json
+    from stage_agent.cli.client import ApiRefused, get_json, post_json
 
-    if model is None:
-        return cast("Document", get_json(node, "/api/v1/plan"))
-    path = str(Path(model).resolve()) if Path(model).exists() else model
-    return cast("Document", post_json(node, "/api/v1/plan:preview", {"model": path}))
+    try:
+        if model is None:
+            return cast("Document", get_json(node, "/api/v1/plan"))
+        path = str(Path(model).resolve()) if Path(model).exists() else model
+        return cast("Document", post_json(node, "/api/v1/plan:preview", {"model": path}))
+    except ApiRefused as refused:
+        if refused.exit_code not in {EXIT_NO_PLACEMENT, EXIT_TARGET_MISSED}:
+            raise
+        return refused.document()
+
+
+def _named(node: str | None, document: Document) -> Document:
+    """A live document with the nodes' names, which people know, for their ids."""
+    from stage_agent.cli.client import get_json
+
+    members = get_json(node, "/api/v1/nodes")["nodes"]
+    shared = Counter(member["name"] for member in members)
+    names = {
+        member["node_id"]: member["name"]
+        if shared[member["name"]] == 1
+        else f"{member['name']}-{member['node_id'][:8]}"
+        for member in members
+    }
+    return with_names(document, names)
 
 
 def _watch(node: str | None, model: str | None) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         try:
             while True:
-                document = _live_document(node, model)
+                document = _named(node, _live_document(node, model))
                 live.update(_view(document), refresh=True)
                 time.sleep(WATCH_SECONDS)
         except KeyboardInterrupt:

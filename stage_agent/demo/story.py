@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coordinator.model.package import ModelPackage
 from stage_agent.cli.client import post_json
-from stage_agent.cli.plan_view import columns, milliseconds, plan_view, size
+from stage_agent.cli.plan_view import columns, milliseconds, plan_view, size, with_names
 from stage_agent.demo.mesh import DemoMesh, DemoNode
 from stage_agent.demo.profile import DemoProfile, ShapedMachine
 from stage_agent.demo.watch import MeshWatch, SeenEvent
@@ -153,7 +153,7 @@ class Story:
             ("   generation ", "dim"), str(slot["generation"]),
             ("\nparticipants ", "dim"), str(slot["participant_set_hash"]),
         )  # fmt: skip
-        body: list[RenderableType] = [plan_view(named(slot["plan"], names)), Text(), facts]
+        body: list[RenderableType] = [plan_view(with_names(slot["plan"], names)), Text(), facts]
         if slot["reason"]:
             body.append(Text.assemble(("why ", "dim"), str(slot["reason"])))
         self.console.print(Panel(Group(*body), title=title, title_align="left"))
@@ -290,21 +290,3 @@ class Story:
                 ),
                 highlight=False,
             )
-
-
-def named(plan: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """``plan`` with node names for node ids, for the eye only."""
-    shown = dict(plan)
-    shown["stages"] = [{**stage, "node_id": names.get(stage["node_id"], stage["node_id"])} for stage in plan["stages"]]
-    shown["hops"] = [
-        {**hop, "source": names.get(hop["source"], hop["source"]), "target": names.get(hop["target"], hop["target"])}
-        for hop in plan["hops"]
-    ]
-    shown["diagnostics"] = [{**each, "message": _spoken(each["message"], names)} for each in plan["diagnostics"]]
-    return shown
-
-
-def _spoken(message: str, names: Mapping[str, str]) -> str:
-    for node_id, name in names.items():
-        message = message.replace(node_id, name)
-    return message

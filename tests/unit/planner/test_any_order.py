@@ -7,7 +7,9 @@ from coordinator.planner.problem import Participant, PlanningProblem
 
 
 def problem(big_bytes: int) -> PlanningProblem:
-    layers = tuple(Layer(size, size, kv_bytes_per_token=0, recurrent_bytes_per_sequence=1) for size in (1_000, 2_900, 2_900))
+    layers = tuple(
+        Layer(size, size, kv_bytes_per_token=0, recurrent_bytes_per_sequence=1) for size in (1_000, 2_900, 2_900)
+    )
     nodes = (
         Participant("big", big_bytes, runtime_headroom_bytes=0),
         Participant("small", 2_000, runtime_headroom_bytes=0),
