@@ -36,8 +36,9 @@ def demo(
 ) -> None:
     """Start a real mesh on this machine: measure, elect, plan a real model, place it.
 
-    Every agent is a process with its own identity, joined over QUIC with mutual certificates. Memory sizes, memory
-    bandwidths and link delays are pretended (shaped) by the profile and marked so; everything else is real.
+    Every agent is a process with its own identity, joined over QUIC with mutual
+    certificates. Memory sizes, memory bandwidths and link delays are pretended
+    (shaped) by the profile and marked so; everything else is real.
     """
     from stage_agent.demo.mesh import demo_mesh
     from stage_agent.demo.prepare import prepared_model
