@@ -92,13 +92,15 @@ class ModelFact(Wire):
 
 
 class ServedModel(Wire):
-    """An operator's wish, spread by the row of the node where it was said."""
+    """An operator's wish for one slot. Every node repeats the highest version it knows, so no node's death ends it."""
 
     slot: Id
     source: Annotated[str, Field(max_length=1024)]
     digest: Digest
     priority: Count = 0
     version: Count = 0
+    removed: bool = False
+    """Not wanted any more; outlives the wish it ends, or an old row would bring that back."""
 
 
 class Coordinate(Wire):

@@ -18,14 +18,14 @@ from protocol.quic.conditioner import Conditioner
 from protocol.quic.desk import AdmissionDesk
 from protocol.quic.endpoint import QuicTransport
 from protocol.quic.identity import Identity
-from protocol.rows import NodeRow
+from protocol.rows import NodeRow, ServedModel
 from protocol.signature import signature_is_genuine
 from stage_agent.artifacts.events import told
 from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.journal import Journal
-from stage_agent.library import ModelLibrary
+from stage_agent.library import LocalModel, ModelLibrary
 from stage_agent.mesh_book import MeshBook
 from stage_agent.mesh_events import MeshEvents
 from stage_agent.narrator import Narrator
@@ -37,6 +37,11 @@ from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.wishes import Wishes
+
+SERVED_SPACE = "served"
+"""Where the store keeps wishes, by slot."""
+CONFIGURED_SPACE = "configured"
+"""What the configuration wished when it was last followed, by slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Prepared:
     journal: Journal
     calibration: Calibration
     last_term: int
+    configured: LocalModel | None
+    """What the configuration asks the mesh to serve."""
     engine: str
     """The engine and its build, as the row tells it."""
 
@@ -105,6 +112,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         engine=prepared.engine,
         shaped_bytes_per_s=settings.shape.memory_bandwidth_bytes_per_s,
     )
+    wishes = restored_wishes(prepared)
     driver = Driver(
         node_id=who.node_id,
         membership=membership,
@@ -116,8 +124,8 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         book=prepared.book,
         journal=prepared.journal,
         narrator=Narrator(membership, prepared.journal),
-        wishes=Wishes(prepared.library, who.node_id),
-        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, artifacts, switches),
+        wishes=wishes,
+        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, artifacts, wishes, switches),
         tasks=tasks,
         planner_pool=pool,
     )
@@ -201,6 +209,28 @@ def _agent(prepared: Prepared) -> StageAgent:
     )
 
 
+def restored_wishes(prepared: Prepared) -> Wishes:
+    """The wishes kept in the state directory, and the configured model if the configuration has changed since.
+
+    What operators decided while the mesh ran outlives a restart with the same configuration.
+    """
+    store, settings = prepared.store, prepared.settings
+
+    def keep(wish: ServedModel) -> None:
+        store.put(SERVED_SPACE, wish.slot, wish.model_dump(mode="json"))
+
+    wishes = Wishes(prepared.library, prepared.who.node_id, keep)
+    for document in store.documents(SERVED_SPACE).values():
+        wishes.restore(ServedModel.model_validate(document))
+    slot, configured = Slot(settings.model.slot), prepared.configured
+    if configured is not None:
+        said = {"path": str(configured.path), "digest": configured.package.digest}
+        if store.get(CONFIGURED_SPACE, slot) != said:
+            wishes.wish(slot, configured, 0)
+            store.put(CONFIGURED_SPACE, slot, said)
+    return wishes
+
+
 def _artifacts(
     prepared: Prepared,
     membership: Membership,
@@ -238,6 +268,7 @@ def _row_publisher(
     agent: StageAgent,
     runner: StageRunner,
     artifacts: NodeArtifacts,
+    wishes: Wishes,
     switches: Switches,
 ) -> Callable[[int], list[MembershipEffect]]:
     """What the driver calls whenever something that the own row states may have changed."""
@@ -252,7 +283,7 @@ def _row_publisher(
             degraded=("amnesia",) if prepared.store.amnesia else (),
             stages=runner.timed(agent.facts(now_us)),
             models=artifacts.facts(prepared.library.packages()),
-            serves=prepared.library.served,
+            serves=wishes.known,
             max_term=coordinator.snapshot(now_us).term,
             engine=prepared.engine,
         )

@@ -221,7 +221,12 @@ class Driver:
         rows = tuple(
             member.row for member in self.membership.members().values() if member.state in {"alive", "suspect"}
         )
-        update = self.wishes.update(rows)
+        try:
+            update = self.wishes.update(rows)
+        except StateError as error:
+            self.journal.tell("state_unavailable", str(error), "error")
+            return
+        self._row_dirty |= update.news
         for peer, digest in update.ask:
             self.transport.send(peer, PackageRequest(digest=digest), "stream")
         if update.specs is not None:

@@ -1,7 +1,7 @@
-"""The models this node knows: what its operator asked the mesh to serve, and what it can read from its own disk.
+"""The models this node knows: what it can read from its own disk, and what others described.
 
 A model is named by its content digest. The coordinator needs every served model's ``ModelPackage``; a node that cannot
-read the file itself asks the node whose row serves it (``PackageRequest``), checks that the answer has the digest that
+read the file itself asks a node that knows it (``PackageRequest``), checks that the answer has the digest that
 was asked for, and keeps it. Reading a file's header is fast, but it is disk work: callers do it in a thread.
 """
 
@@ -12,8 +12,6 @@ from coordinator.model.exchange import package_from_document, package_to_documen
 from coordinator.model.package import ModelPackage
 from protocol.ballots import StageAssignment
 from protocol.errors import ModelError, WireError
-from protocol.ids import Slot
-from protocol.rows import NodeRow, ServedModel
 from stage_agent.model_source import open_model
 
 MAX_MODELS = 16
@@ -29,11 +27,10 @@ class LocalModel:
 
 
 class ModelLibrary:
-    """Local models by slot, and every package known by digest."""
+    """Models read here, and packages learnt from others, by digest."""
 
     def __init__(self, activation_value_bytes: int = 2) -> None:
         self._activation_value_bytes = activation_value_bytes
-        self._served: dict[Slot, ServedModel] = {}
         self._local: dict[str, LocalModel] = {}
         self._learnt: dict[str, ModelPackage] = {}
 
@@ -42,30 +39,11 @@ class ModelLibrary:
         absolute = Path(path).expanduser().absolute()
         return LocalModel(absolute, open_model(absolute, activation_value_bytes=self._activation_value_bytes))
 
-    def serve(self, slot: Slot, model: LocalModel, *, priority: int, version: int) -> None:
-        """This node's operator wants ``model`` placed in ``slot``. Raises ``ModelError`` above ``MAX_MODELS`` slots."""
-        if slot not in self._served and len(self._served) >= MAX_MODELS:
-            raise ModelError(f"{MAX_MODELS} models are served from this node already: `stagemesh unserve` one first")
-        digest = model.package.digest
-        self._served[slot] = ServedModel(
-            slot=slot, source=str(model.path), digest=digest, priority=priority, version=version
-        )
-        self.hold(model)
-
     def hold(self, model: LocalModel) -> None:
         """``model`` can be read here, whether or not it is served from here."""
         while len(self._local) >= MAX_MODELS and model.package.digest not in self._local:
             del self._local[next(iter(self._local))]
         self._local[model.package.digest] = model
-
-    def unserve(self, slot: Slot) -> bool:
-        """Forget the wish for ``slot``; whether there was one."""
-        return self._served.pop(slot, None) is not None
-
-    @property
-    def served(self) -> tuple[ServedModel, ...]:
-        """For the own row, by slot."""
-        return tuple(self._served[slot] for slot in sorted(self._served))
 
     def local_paths(self) -> dict[str, Path]:
         """Models that can be read here, by digest."""
@@ -112,14 +90,3 @@ class ModelLibrary:
             )
         self.hold(model)
         return model.path
-
-
-def wishes(rows: tuple[NodeRow, ...]) -> dict[Slot, tuple[ServedModel, NodeRow]]:
-    """One wish per slot over all rows: the highest version, then the smallest node id."""
-    chosen: dict[Slot, tuple[ServedModel, NodeRow]] = {}
-    for row in sorted(rows, key=lambda each: each.node_id):
-        for served in row.serves:
-            slot = Slot(served.slot)
-            if slot not in chosen or served.version > chosen[slot][0].version:
-                chosen[slot] = (served, row)
-    return dict(sorted(chosen.items()))

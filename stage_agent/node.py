@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from pathlib import Path
 
 from config.load import calibration_text
 from config.log import set_up_logging
@@ -23,19 +24,19 @@ from config.settings import Settings
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.profiles import parse_profile
 from protocol.errors import ConfigurationError, IdentityError, ModelError
-from protocol.ids import Instance, Slot
+from protocol.ids import Instance
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import load_membership
 from stage_agent.addresses import own_addresses, with_real_port
 from stage_agent.api.app import build_app
 from stage_agent.api.server import ApiListener, bind_api, serve_api
-from stage_agent.assembly import Assembled, Prepared, Switches, assemble
+from stage_agent.assembly import SERVED_SPACE, Assembled, Prepared, Switches, assemble
 from stage_agent.clock import monotonic_us
 from stage_agent.journal import Journal
-from stage_agent.library import ModelLibrary
+from stage_agent.library import LocalModel, ModelLibrary
 from stage_agent.mesh_book import MeshBook
 from stage_agent.notify import SystemdNotifier
-from stage_agent.operations import SERVED_SPACE, Operations
+from stage_agent.operations import Operations
 from stage_agent.own_row import Hardware, Identification
 from stage_agent.picture import Picture
 from stage_agent.probes.measure import measure_node
@@ -71,7 +72,9 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
     with StateStore.open(directory) as store:
         if store.set_aside is not None:
             journal.tell("state_corrupt", f"the state was damaged and is now {store.set_aside}", "error")
-        library = open_models(settings, store, journal)
+        # The verification engine sends float32 activations; engines in production send float16.
+        library = ModelLibrary(activation_value_bytes=4 if settings.runtime.kind == "reference" else 2)
+        configured = open_models(settings, store, library, journal)
         listener = bind_api(settings.api, token=api_token(settings))
         with contextlib.closing(listener.socket):
             boot = store.boot()
@@ -98,6 +101,7 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
                 journal=journal,
                 calibration=calibration,
                 last_term=boot.last_term,
+                configured=configured,
                 engine=engine,
             )
             await _live(prepared, listener, read_again)
@@ -108,26 +112,25 @@ def load_calibration(name: str) -> Calibration:
     return parse_profile(name, calibration_text(name)).calibration
 
 
-def open_models(settings: Settings, store: StateStore, journal: Journal) -> ModelLibrary:
-    """The configured model, and those served by command before the restart.
+def open_models(settings: Settings, store: StateStore, library: ModelLibrary, journal: Journal) -> LocalModel | None:
+    """The configured model; and hold what was served here before, so that it can be read without asking anybody.
 
     Raises ``ConfigurationError`` when the configured one cannot be read; others are told and left out.
     """
-    # The verification engine sends float32 activations; engines in production send float16.
-    library = ModelLibrary(activation_value_bytes=4 if settings.runtime.kind == "reference" else 2)
-    wanted = {
-        Slot(slot): (str(each["path"]), int(each["priority"])) for slot, each in store.documents(SERVED_SPACE).items()
-    }
-    if settings.model.path:
-        wanted[Slot(settings.model.slot)] = (settings.model.path, 0)
-    for slot, (path, priority) in wanted.items():
+    for slot, wish in store.documents(SERVED_SPACE).items():
         try:
-            library.serve(slot, library.open(path), priority=priority, version=1)
+            if Path(str(wish["source"])).exists():
+                library.hold(library.open(str(wish["source"])))
         except ModelError as error:
-            if path == settings.model.path:
-                raise ConfigurationError(f"model.path: {error}") from None
             journal.tell("model_unreadable", f"slot {slot}: {error}", "error", slot=slot)
-    return library
+    if not settings.model.path:
+        return None
+    try:
+        model = library.open(settings.model.path)
+    except ModelError as error:
+        raise ConfigurationError(f"model.path: {error}") from None
+    library.hold(model)
+    return model
 
 
 async def _live(prepared: Prepared, listener: ApiListener, read_again: Callable[[], Settings]) -> None:

@@ -27,8 +27,6 @@ from stage_agent.driver import Driver
 from stage_agent.runtimes.reference.requests import GenerationInterrupted
 from stage_agent.stage.agent import StageAgent
 
-SERVED_SPACE = "served"
-
 
 @dataclass(slots=True)
 class Operations:
@@ -93,12 +91,9 @@ class Operations:
             model = await asyncio.to_thread(self.driver.wishes.library.open, command.model)
         except ModelError as error:
             return Refused("model_unreadable", str(error), status=422)
-        slot, now_us = Slot(command.slot), monotonic_us()
-        library = self.driver.wishes.library
-        version = 1 + max((served.version for served in library.served if served.slot == slot), default=now_us)
+        slot = Slot(command.slot)
         try:
-            self.driver.store.put(SERVED_SPACE, slot, {"path": str(model.path), "priority": command.priority})
-            library.serve(slot, model, priority=command.priority, version=version)
+            self.driver.wishes.wish(slot, model, command.priority)
         except (StateError, ModelError) as error:
             return Refused("not_served", str(error), status=507)
         await self.artifacts.refresh()
@@ -106,11 +101,12 @@ class Operations:
         return Accepted({"slot": slot, "model": str(model.path), "digest": model.package.digest})
 
     def _unserve(self, slot: Slot) -> Accepted | Refused:
-        if not self.driver.wishes.library.unserve(slot):
-            return Refused(
-                "unknown_slot", f"slot {slot} is not served from this node: see `stagemesh status`", status=404
-            )
-        self.driver.store.remove(SERVED_SPACE, slot)
+        try:
+            taken_back = self.driver.wishes.take_back(slot)
+        except StateError as error:
+            return Refused("not_unserved", str(error), status=507)
+        if not taken_back:
+            return Refused("unknown_slot", f"slot {slot} serves nothing: see `stagemesh status`", status=404)
         self.driver.post(self.driver.row_changed)
         return Accepted({"slot": slot})
 

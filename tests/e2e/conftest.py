@@ -1,43 +1,135 @@
-"""A real mesh of three processes on loopback, formed once for the module."""
+"""A real mesh of processes on loopback, formed once for a module, and what the whole model says on one machine."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from config.settings import RuntimeSettings
+from protocol.errors import StagemeshError
+from stage_agent.cli.client import post_json
 from stage_agent.demo.mesh import DemoMesh, demo_mesh
-from stage_agent.demo.profile import load_profile, machines
+from stage_agent.demo.profile import LinkShape, conditioner_text, load_profile, machines
 from stage_agent.demo.watch import MeshWatch, SeenEvent
 from stage_agent.demo_model import write_demo_model
 from stage_agent.model_source import open_model
+from stage_agent.runtimes.budget import StartBudget
+from stage_agent.runtimes.context import RuntimeContext
+from stage_agent.runtimes.reference.runtime import ReferenceRuntime
+from tests.unit.runtimes.stages import EPOCH, assignments
+
+PROMPT = (1, 300, 301, 302, 303, 304, 305, 306)
+NEW_TOKENS = 24
+
+
+class NoLink:
+    """The whole model on one node sends nothing."""
+
+    async def send(self, peer: str, sealed: bytes) -> None:
+        raise AssertionError((peer, len(sealed)))
+
+
+async def unsplit(model: Path) -> tuple[int, ...]:
+    """What one process that holds every layer answers."""
+    async with asyncio.TaskGroup() as tasks:
+        context = RuntimeContext(
+            tasks=tasks, node_id="n0", epoch=EPOCH, link=NoLink(), model_path=lambda _: model,
+            peer_address=lambda _: "", budget=StartBudget(1, 1_000_000),
+        )  # fmt: skip
+        runtime = ReferenceRuntime(RuntimeSettings(kind="reference"), context)
+        (whole,) = assignments([(0, 28)])
+        await runtime.load(whole, lambda _done, _total: None)
+        await runtime.activate(EPOCH, whole)
+        result = await runtime.generate(PROMPT, NEW_TOKENS)
+        await runtime.unload()
+    return result.tokens
 
 
 class LiveMesh:
     """The mesh, the watch on it, and everything its nodes told, in order."""
 
-    def __init__(self, mesh: DemoMesh) -> None:
+    def __init__(self, mesh: DemoMesh, model: Path) -> None:
         self.mesh = mesh
+        self.model = model
         self.events: list[SeenEvent] = []
         self.watch = MeshWatch(mesh, self.events.append)
+        self.whole = asyncio.run(unsplit(model))
 
-    def wait_until_serving(self, limit_s: float = 60.0) -> dict:
-        self.watch.until("a serving plan", limit_s, lambda: self.watch.serving() is not None)
-        return self.watch.serving()
+    def wait_until_serving(self, limit_s: float = 60.0, above_term: int = 0) -> dict:
+        """Until a plan of a term above ``above_term`` is routable; its slot."""
+
+        found: list[dict] = []
+
+        def serving() -> bool:
+            slot = self.watch.serving()
+            if slot is not None and slot["term"] > above_term:
+                found.append(slot)
+            return bool(found)
+
+        self.watch.until(f"a plan above term {above_term}", limit_s, serving)
+        return found[0]
+
+    def ask(self) -> list[int] | None:
+        """Tokens from stage 0 of the plan that serves; ``None`` when it says that the request must be sent again."""
+        with contextlib.suppress(StagemeshError):
+            slot = self.watch.serving()
+            if slot is not None:
+                first = self.watch.names()[slot["plan"]["stages"][0]["node_id"]]
+                body = {"slot": "default", "prompt": list(PROMPT), "max_tokens": NEW_TOKENS}
+                return post_json(self.node(first).api, "/api/v1/generate", body)["tokens"]
+        return None
+
+    def answers(self, limit_s: float = 60.0) -> tuple[int, ...]:
+        """Ask until there is an answer."""
+        found: list[list[int]] = []
+
+        def answered() -> bool:
+            tokens = self.ask()
+            if tokens is not None:
+                found.append(tokens)
+            return bool(found)
+
+        self.watch.until("an answer", limit_s, answered)
+        return tuple(found[0])
 
     def node(self, name: str):
         return next(node for node in self.mesh.nodes if node.name == name)
 
+    def shape(self, **changes: object) -> None:
+        """Rewrite the file of shaped links: ``changes`` on every link that ``only`` names."""
+        only = changes.pop("only", None)
+        links = {
+            link: LinkShape(**{**shape.model_dump(), **changes}) if only is None or link in only else shape
+            for link, shape in self.mesh.profile.links.items()
+        }
+        text = conditioner_text(self.mesh.profile.model_copy(update={"links": links}))
+        (self.mesh.root / "links.toml").write_text(text)
 
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    model = tmp_path_factory.mktemp("model") / "demo.gguf"
+
+def formed(nodes: int, directory: Path) -> Iterator[LiveMesh]:
+    """A mesh of ``nodes`` processes that serves the demo's model."""
+    model = directory / "demo.gguf"
     write_demo_model(model)
-    profile = load_profile(None, None)
+    profile = load_profile(None, nodes)
     with demo_mesh(profile, keep=False) as mesh:
         mesh.prepare(machines(profile, open_model(model)))
-        live = LiveMesh(mesh)
+        live = LiveMesh(mesh, model)
         mesh.form()
-        live.watch.until("every agent sees every other", 40.0, live.watch.everybody_alive)
-        live.watch.until("settled links", 40.0, live.watch.links_settled)
+        live.watch.until("every agent sees every other", 60.0, live.watch.everybody_alive)
+        live.watch.until("settled links", 60.0, live.watch.links_settled)
+        live.watch.until("one coordinator", 60.0, lambda: live.watch.coordinator() is not None)
         live.watch.serve(model)
         live.wait_until_serving()
         yield live
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    yield from formed(3, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    yield from formed(5, tmp_path_factory.mktemp("model"))

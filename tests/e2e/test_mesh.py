@@ -61,6 +61,11 @@ def test_stage_0_serves_last_and_is_routable_after_that(live) -> None:
     assert routed[-1] >= served[first]
 
 
+def test_the_split_model_answers_what_the_whole_one_does(live) -> None:
+    assert live.answers() == live.whole
+    assert len(set(live.whole)) > 5
+
+
 def test_measured_round_trips_follow_the_shaped_delays(live) -> None:
     shapes = live.mesh.profile.links
     for link in live.watch.links(live.mesh.nodes[0]):
@@ -142,6 +147,7 @@ def test_a_killed_stage_is_replaced_under_a_higher_epoch_and_resumes_what_it_pro
     live.watch.until("a plan under a higher epoch", 60, replaced)
     after = live.watch.serving()
     assert victim.name not in {names[stage["node_id"]] for stage in after["plan"]["stages"]}
+    assert live.answers() == live.whole
     live.mesh.start(victim)
     live.mesh.wait_for_api(victim, 30)
     live.watch.until("the victim back in the mesh", 40, live.watch.everybody_alive)

@@ -1,0 +1,73 @@
+"""Five agents under what real meshes suffer: a dead coordinator, loss, a partition, a rolling restart.
+
+Whatever happens, an answer is either the whole model's tokens or a clear "send it again". One mesh, in order.
+"""
+
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def names_of(live, slot) -> list[str]:
+    names = live.watch.names()
+    return [names[stage["node_id"]] for stage in slot["plan"]["stages"]]
+
+
+def test_a_dead_coordinator_is_followed_by_another_and_the_answer_stays(five) -> None:
+    before, coordinator = five.watch.serving(), five.watch.coordinator()
+    stages = names_of(five, before)
+    assert five.answers() == five.whole
+    five.mesh.kill(coordinator)
+    lost_s = time.monotonic()
+    five.watch.until("another coordinator", 60, lambda: five.watch.coordinator() is not None)
+    slot = five.wait_until_serving(60, before["term"] if coordinator.name in stages else 0)
+    assert coordinator.name not in names_of(five, slot)
+    assert five.answers() == five.whole
+    assert time.monotonic() - lost_s < 60
+    five.mesh.start(coordinator)
+    five.mesh.wait_for_api(coordinator, 40)
+    five.watch.until("everybody back", 60, five.watch.everybody_alive)
+
+
+def test_a_third_of_all_packets_lost_changes_no_answer(five) -> None:
+    five.shape(loss=0.3)
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        tokens = five.ask()
+        assert tokens is None or tuple(tokens) == five.whole
+    five.shape()
+    five.watch.until("everybody alive again", 60, five.watch.everybody_alive)
+    assert five.answers() == five.whole
+
+
+def test_a_partition_in_two_serves_at_most_one_plan_per_side_and_heals(five) -> None:
+    slot = five.wait_until_serving()
+    island = set(names_of(five, slot)[-1:])
+    others = {node.name for node in five.mesh.nodes} - island
+    cut = {f"{a} -> {b}" for a in island for b in others} | {f"{b} -> {a}" for a in island for b in others}
+    five.shape(loss=1.0, only=cut)
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        tokens = five.ask()
+        assert tokens is None or tuple(tokens) == five.whole
+    five.shape()
+    five.watch.until("everybody sees everybody", 90, five.watch.everybody_alive)
+    five.watch.until("one coordinator", 60, lambda: five.watch.coordinator() is not None)
+    five.wait_until_serving(60)
+    assert five.answers() == five.whole
+
+
+def test_a_rolling_restart_of_all_ends_with_the_same_answer(five) -> None:
+    for node in list(five.mesh.nodes):
+        assert node.process is not None
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(20) == 0
+        five.mesh.start(node)
+        five.mesh.wait_for_api(node, 40)
+        five.watch.until(f"{node.name} back", 60, five.watch.everybody_alive)
+    five.watch.until("one coordinator", 60, lambda: five.watch.coordinator() is not None)
+    five.wait_until_serving(90)
+    assert five.answers() == five.whole
