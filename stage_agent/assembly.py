@@ -71,6 +71,8 @@ class Switches:
     stop: asyncio.Event
     draining: bool = False
     leaving: bool = False
+    forget_mesh: bool = False
+    """Leave for good: the mesh's file goes with the goodbye."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.admission import AdmissionBook
-from protocol.quic.mesh_files import save_membership
+from protocol.quic.mesh_files import FILE_NAME, save_membership
 from protocol.rows import Admission
 
 
@@ -28,6 +28,11 @@ class MeshBook:
         if address and address not in self.seeds:
             self.seeds[address] = None
             self.save()
+
+    def forget(self) -> None:
+        """This node has left for good: its mesh's file is set aside, so that coming back needs an invitation."""
+        file = self.state_dir / FILE_NAME
+        file.replace(file.with_name(f"{FILE_NAME}.left"))
 
     def save(self) -> None:
         """Write both. Raises ``StateError``; the old file is then still there."""

@@ -193,6 +193,8 @@ async def _serve(
     await switches.stop.wait()
     notifier.stopping()
     await _say_goodbye(node, switches)
+    if switches.forget_mesh:
+        prepared.book.forget()
     await proxy.close()
     for task in (api, timers, watchdog, transport):
         task.cancel()

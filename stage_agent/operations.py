@@ -58,6 +58,7 @@ class Operations:
             case commands.Resume():
                 return self._drain(draining=False)
             case commands.Leave():
+                self.switches.forget_mesh = True
                 self.switches.stop.set()
                 return Accepted({"leaving": True})
             case commands.Pin():

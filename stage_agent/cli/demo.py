@@ -1,6 +1,9 @@
 """``stagemesh demo``."""
 
+import signal
+from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -8,6 +11,13 @@ from rich.console import Console
 
 PIPE_WIDTH = 118
 """Columns when nobody looks: enough for every table."""
+
+
+class Engine(StrEnum):
+    """What the demo's agents run."""
+
+    REFERENCE = "reference"
+    MAPPED = "mapped"
 
 
 def register(app: typer.Typer) -> None:
@@ -26,9 +36,9 @@ def demo(
         Path | None, typer.Option(help="Pretended machines and links (TOML); unset = a built-in home lab.")
     ] = None,
     engine: Annotated[
-        str,
+        Engine,
         typer.Option(help="reference: decode real tokens with the verification engine; mapped: only hold the bytes."),
-    ] = "reference",
+    ] = Engine.REFERENCE,
     once: Annotated[
         bool, typer.Option("--once", help="Show a plan, a replan after a node loss and the recovery, then exit 0.")
     ] = False,
@@ -47,11 +57,13 @@ def demo(
 
     terminal = Console(highlight=False)
     console = terminal if terminal.is_terminal else Console(width=max(terminal.width, PIPE_WIDTH), highlight=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave agents' directories behind
+        signal.signal(number, _interrupt)
     shapes = load_profile(profile, nodes)
     path, package = prepared_model(model)
     with demo_mesh(shapes, keep=keep) as mesh:
         shaped = machines(shapes, package)
-        mesh.prepare(shaped, engine)
+        mesh.prepare(shaped, engine.value)
         story = Story(console, mesh, shaped, package, path)
         story.introduce(shapes)
         try:
@@ -62,3 +74,7 @@ def demo(
                 story.follow()
         except KeyboardInterrupt:
             console.print("stopping the mesh")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

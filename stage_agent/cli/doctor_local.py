@@ -131,6 +131,11 @@ def check_engine(settings: Settings) -> Finding:
         except ConfigurationError as error:
             return Finding("engine", "fail", str(error), "install llama.cpp with RPC, or set both programs' paths")
     if runtime.kind != "process":
+        if runtime.kind == "mapped":
+            text = "runtime.kind is mapped: it holds a stage's bytes and computes nothing"
+            return Finding(
+                "engine", "note", text, "to answer requests set runtime.kind (llama_cpp, process or reference)"
+            )
         return Finding("engine", "ok", f"built-in runtime {runtime.kind!r}")
     if not runtime.command:
         return Finding("engine", "fail", "runtime.kind is process without a command", "set runtime.command")

@@ -8,7 +8,8 @@ import os
 import sys
 import traceback
 from importlib import import_module
-from typing import NoReturn
+from importlib.metadata import version as installed_version
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -43,11 +44,24 @@ def build_app(arguments: list[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.callback()(lambda: None)  # keeps command names when only one is registered
+    app.callback(invoke_without_command=True)(_common)  # and keeps command names when only one is registered
     wanted = [module for module, commands in MODULES.items() if arguments[:1] and arguments[0] in commands]
     for module in wanted or MODULES:
         import_module(f"stage_agent.cli.{module}").register(app)
     return app
+
+
+def _common(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"stagemesh {installed_version('stagemesh')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> None:

@@ -20,15 +20,19 @@ def run(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Instead of the default place.")
     ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", metavar="DIR", help="Where `init` or `join` put this node's identity.")
+    ] = None,
 ) -> None:
     """Run this machine's agent until SIGTERM: what systemd and the container start."""
     from stage_agent.node import run_node
 
-    settings = load_settings(config)
+    flags = {"node.state_dir": None if state_dir is None else str(state_dir.absolute())}
+    settings = load_settings(config, flags)
     set_up_logging(settings.log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            runner.run(run_node(settings, lambda: load_settings(config)))
+            runner.run(run_node(settings, lambda: load_settings(config, flags)))
         except BaseExceptionGroup as group:
             raise _cause(group) from None
 

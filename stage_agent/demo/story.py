@@ -41,6 +41,7 @@ class Story:
         self.model = model
         self.path = path
         self.watch = MeshWatch(mesh, self._show_event)
+        self.shown: list[Mapping[str, Any]] = []
         self.tokens: list[tuple[int, ...]] = []
         """What the same prompt gave under each plan; always the same."""
 
@@ -100,7 +101,7 @@ class Story:
 
     def lose_and_recover(self) -> None:
         """Kill the last stage's node, see the replan under a higher epoch, start it again, see it back in the plan."""
-        before = self._serving()
+        before = self.shown[-1]
         victim = self._victim(before)
         names = self.watch.names()
         old_term = int(before["term"])
@@ -113,8 +114,8 @@ class Story:
             lambda: self._is_replanned(old_term, victim, names, present=False),
         )
         replanned_s = time.monotonic() - lost_s
-        after = self._serving()
         self.show_plan("the plan after the loss")
+        after = self.shown[-1]
         self.generate()
         self.console.rule(f"[bold]power back: {victim.name}", align="left")
         back_s = time.monotonic()
@@ -129,8 +130,8 @@ class Story:
             lambda: self._is_replanned(int(after["term"]), victim, names, present=True),
         )
         recovered_s = time.monotonic() - back_s
-        last = self._serving()
         self.show_plan("the plan after recovery")
+        last = self.shown[-1]
         self.generate()
         self._summary(before, after, last, victim, replanned_s, recovered_s)
 
@@ -142,8 +143,9 @@ class Story:
             time.sleep(0.25)
 
     def show_plan(self, title: str) -> None:
-        """The serving plan as tables, with names instead of ids."""
+        """The serving plan as tables, with names instead of ids; remembered for the summary."""
         slot = self._serving()
+        self.shown.append(slot)
         names = self.watch.names()
         coordinator = self.watch.coordinator()
         facts = Text.assemble(
