@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,17 @@ async def unsplit(model: Path) -> tuple[int, ...]:
 class LiveMesh:
     """The mesh, the watch on it, and everything its nodes told, in order."""
 
-    def __init__(self, mesh: DemoMesh, model: Path) -> None:
+    def __init__(self, mesh: DemoMesh, model: Path | None = None) -> None:
         self.mesh = mesh
         self.model = model
         self.events: list[SeenEvent] = []
         self.watch = MeshWatch(mesh, self.events.append)
-        self.whole = asyncio.run(unsplit(model))
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """What the whole model answers on one machine."""
+        assert self.model is not None
+        return asyncio.run(unsplit(self.model))
 
     def wait_until_serving(self, limit_s: float = 60.0, above_term: int = 0) -> dict:
         """Until a plan of a term above ``above_term`` is routable; its slot."""
