@@ -182,8 +182,8 @@ class RuntimeSettings(Section):
     ready_log_pattern: str = Field(default="", max_length=512, description="regular expression for ready = log")
     ready_http_path: str = Field(default="/health", max_length=512, description="answers 200 when ready = http")
     stop_grace_us: int = Field(default=10_000_000, ge=0, le=600_000_000, description="from SIGTERM to SIGKILL")
-    restart_limit: int = Field(default=3, ge=0, le=100, description="failed starts and crashes per window, then refuse")
-    restart_window_us: int = Field(default=600_000_000, ge=1_000_000)
+    restart_limit: int = Field(default=5, ge=0, le=100, description="failed starts and crashes per window, then refuse")
+    restart_window_us: int = Field(default=300_000_000, ge=1_000_000)
     token_timeout_us: int = Field(
         default=60_000_000, ge=100_000, description="reference: a token that takes longer is a lost stage"
     )
