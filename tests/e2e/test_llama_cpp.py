@@ -24,6 +24,8 @@ from stage_agent.demo.mesh import DemoNode, demo_mesh
 from stage_agent.demo.profile import DemoProfile, NodeShape, ShapedMachine, settings_text
 from tests.e2e.conftest import LiveMesh
 
+pytestmark = pytest.mark.nightly  # a real engine: started by `make engine`, then `make nightly`
+
 COUNTS = {"alpha": 10, "beta": 12, "gamma": 8}
 PROMPT = "The capital of France is"
 QUESTION = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1, "cache_prompt": False}
