@@ -3,9 +3,22 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c '
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test gate bench nightly engine clean
+.PHONY: help setup demo test gate bench nightly engine clean
+
+help:
+	@echo 'make demo      three agents on this machine form a mesh, plan a model, place it, and generate with it (ARGS=--once: and end)'
+	@echo 'make test      the tests, without the long ones'
+	@echo 'make setup     only install, into .venv'
+	@echo 'make gate      lint, import rules, types'
+	@echo 'make bench     measurements; results are appended to tests/bench/results'
+	@echo 'make nightly   long seeds and soaks'
+	@echo 'make engine    a real llama.cpp and a small model for the tests of the real engine (x86-64 Linux, 160 MB)'
+	@echo 'make clean     remove .venv'
 
 setup: $(VENV)/.installed
+ifeq ($(origin PYTHON),command line)
+	@test "$$($(PYTHON) -V)" = "$$($(BIN)/python -V)" || { echo "$(VENV) is $$($(BIN)/python -V), you asked for $$($(PYTHON) -V): run 'make clean' first"; exit 1; }
+endif
 
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "stagemesh needs Python 3.11, 3.12 or 3.13 on PATH (or: make PYTHON=/path/to/python3)"; exit 1; }

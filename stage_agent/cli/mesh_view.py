@@ -145,9 +145,19 @@ def events_view(document: dict[str, Any]) -> RenderableType:
     return table
 
 
-def event_line(event: dict[str, Any]) -> Text:
-    """One event as one line, for following."""
-    return Text.assemble((event["at"], "dim"), "  ", (clean(event["kind"]), "bold"), "  ", clean(event["text"]))
+def event_line(event: dict[str, Any]) -> RenderableType:
+    """One event, for following."""
+    return event_row(Text(event["at"], "dim"), Text(f"{clean(event['kind']):<16}", "bold"), clean(event["text"]))
+
+
+def event_row(when: Text, kind: Text, text: str) -> RenderableType:
+    """When, what, and the sentence; a sentence too long for the terminal goes on under itself."""
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(when, kind, Text(text))
+    return row
 
 
 def tone(word: str) -> Text:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from coordinator.model.package import ModelPackage
 from stage_agent.cli.client import post_json
+from stage_agent.cli.mesh_view import event_row
 from stage_agent.cli.plan_view import columns, milliseconds, plan_view, size, with_names
 from stage_agent.demo.mesh import DemoMesh, DemoNode
 from stage_agent.demo.profile import DemoProfile, ShapedMachine
@@ -286,9 +287,5 @@ class Story:
 
     def _show_event(self, event: SeenEvent) -> None:
         if event.kind not in QUIET_KINDS:
-            self.console.print(
-                Text.assemble(
-                    (f"{event.at_s:6.1f} s    {event.node:<12} ", "dim"), (f"{event.kind}  ", "cyan"), event.text
-                ),
-                highlight=False,
-            )
+            who = Text(f"{event.at_s:6.1f} s    {event.node:<12}", "dim")
+            self.console.print(event_row(who, Text(f"{event.kind:<16}", "cyan"), event.text))
