@@ -34,6 +34,10 @@ class NodeSettings(Section):
     cache_dir: str = Field(default="", description="what may be deleted; empty = XDG cache")
     memory_cap_bytes: int | None = Field(default=None, ge=0, le=2**53, description="never plan more than this")
     runtime_headroom_bytes: int | None = Field(default=None, ge=0, le=2**53, description="unset = 10 % of detected")
+    layers_on: Literal["auto", "cpu", "accelerators"] = Field(
+        default="auto",
+        description="whose memory holds layers; auto = graphics cards when the engine uses them, else main memory",
+    )
     can_coordinate: bool = True
     can_host_stage: bool = True
 
@@ -250,6 +254,12 @@ class ProbeSettings(Section):
     )
     busy_load_milli: int = Field(
         default=500, ge=0, le=1_000_000, description="share of the cores others may use during a run; above: retried"
+    )
+    engine_bench: str = Field(
+        default="llama-bench", min_length=1, max_length=4_096, description="the engine's own benchmark program"
+    )
+    engine_bench_model: str = Field(
+        default="", max_length=4_096, description="a small GGUF; set = `bench` also asks the engine, whose figures win"
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.settings import PlannerSettings
+from coordinator.layer_devices import layer_device
 from coordinator.model.package import ModelPackage
 from coordinator.planner.problem import (
     Calibration,
@@ -162,8 +163,7 @@ def _participant(self_id: NodeId, member: MemberFacts, terms: ProblemTerms, quan
     if other_slots:
         own = -(-row.detected_memory_bytes // 10) if headroom is None else headroom
         headroom = own + other_slots
-    best = max(row.devices, key=lambda device: device.memory_bandwidth_bytes_per_s or 0, default=None)
-    compute = max((device.compute_flops_per_s or 0 for device in row.devices), default=0) or None
+    device = layer_device(row.devices)
     model = next((fact for fact in row.models if fact.digest == terms.model.digest), None)
     timing = _timing(row, terms.model.digest)
     is_self = member.node_id == self_id
@@ -173,9 +173,9 @@ def _participant(self_id: NodeId, member: MemberFacts, terms: ProblemTerms, quan
         operator_cap_bytes=row.memory_cap_bytes,
         runtime_headroom_bytes=headroom,
         memory_bandwidth_bytes_per_s=quantiser.hold(
-            ("bandwidth", name), None if best is None else best.memory_bandwidth_bytes_per_s
+            ("bandwidth", name), None if device is None else device.memory_bandwidth_bytes_per_s
         ),
-        compute_flops_per_s=quantiser.hold(("compute", name), compute),
+        compute_flops_per_s=quantiser.hold(("compute", name), None if device is None else device.compute_flops_per_s),
         observed_decode_us_per_layer=quantiser.hold(
             ("decode", name), None if timing is None else timing.decode_us_per_layer
         ),
@@ -186,7 +186,7 @@ def _participant(self_id: NodeId, member: MemberFacts, terms: ProblemTerms, quan
         artifact_transfer=model is not None and model.artifact_transfer,
         coordinator_rtt_us=0 if is_self else quantiser.hold(("rtt", self_id, name), member.coordinator_rtt_us),
         signals_trusted=is_self or member.settled,
-        bandwidth_source="unknown" if best is None else best.source,
+        bandwidth_source="unknown" if device is None else device.source,
     )
 
 

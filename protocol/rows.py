@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from protocol.orders import MAX_ORDERS, OperatorOrder
 from protocol.wire import (
     MAX_INTEGER,
     Address,
@@ -25,7 +26,7 @@ from protocol.wire import (
 
 
 class DeviceFact(Wire):
-    """One compute device and the memory that layers may use on it."""
+    """One compute device and its memory; ``holds_layers``: the owner's stages lie there."""
 
     name: Label
     kind: Literal["cpu", "cuda", "rocm", "metal", "vulkan", "opencl", "other"]
@@ -34,6 +35,7 @@ class DeviceFact(Wire):
     compute_flops_per_s: Count | None = None
     source: Literal["measured", "shaped", "spec", "unknown"] = "unknown"
     measured_age_us: Micros | None = None
+    holds_layers: bool = True
 
 
 class LinkFact(Wire):
@@ -136,6 +138,7 @@ class NodeRow(Wire):
     stages: Annotated[tuple[StageFact, ...], Field(max_length=16)] = ()
     models: Annotated[tuple[ModelFact, ...], Field(max_length=64)] = ()
     serves: Annotated[tuple[ServedModel, ...], Field(max_length=16)] = ()
+    orders: Annotated[tuple[OperatorOrder, ...], Field(max_length=MAX_ORDERS)] = ()
     max_term: Count = 0
     can_coordinate: bool = True
     can_host_stage: bool = True

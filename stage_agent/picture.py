@@ -7,11 +7,12 @@ from typing import Any
 from config.settings import NodeSettings
 from coordinator.assignment.effects import SlotPhase
 from coordinator.assignment.snapshot import CoordinatorSnapshot, SlotSnapshot
+from coordinator.layer_devices import layer_device
 from coordinator.planner.document import plan_document
 from coordinator.planner.plan import PlanRefused
 from protocol.ids import NodeId, Slot
 from protocol.membership.member import Member
-from protocol.rows import DeviceFact, LinkFact
+from protocol.rows import LinkFact
 from stage_agent.api.snapshot import (
     Event,
     LinkView,
@@ -94,9 +95,7 @@ class Picture:
 
     def _member(self, member: Member, coordination: CoordinatorSnapshot, now_us: int) -> MemberView:
         row = member.row
-        device: DeviceFact | None = max(
-            row.devices, key=lambda each: each.memory_bandwidth_bytes_per_s or 0, default=None
-        )
+        device = layer_device(row.devices)
         gone = member.state in {"dead", "left"}
         why = member.state if gone else coordination.left_out.get(member.node_id, "").replace("_", " ")
         rtt = None if member.link is None else member.link.rtt

@@ -56,9 +56,9 @@ def facts_document(facts: NodeFacts) -> dict[str, Any]:
 
 def print_facts(facts: NodeFacts, screen: Console) -> None:
     """One row per device, then what to think of the figures."""
-    screen.print(f"memory {facts.detected_memory_bytes / 1e9:.1f} GB ({facts.memory_source})")
+    screen.print(f"memory for layers {facts.detected_memory_bytes / 1e9:.1f} GB ({facts.memory_source})")
     table = Table()
-    for heading in ("device", "kind"):
+    for heading in ("device", "kind", "layers"):
         table.add_column(heading)
     for heading in ("memory", "bandwidth", "compute"):
         table.add_column(heading, justify="right")
@@ -67,6 +67,7 @@ def print_facts(facts: NodeFacts, screen: Console) -> None:
         table.add_row(
             escape(device.name),
             device.kind,
+            "here" if device.holds_layers else "",
             _figure(device.memory_bytes, "GB"),
             _figure(device.memory_bandwidth_bytes_per_s, "GB/s"),
             _figure(device.compute_flops_per_s, "GFLOP/s"),

@@ -1,7 +1,7 @@
 """Everything a node says about its own hardware: measured once, cached, or shaped by the settings."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +11,10 @@ from stage_agent.probes.bandwidth import measure_bandwidth
 from stage_agent.probes.cache import load_benchmark, store_benchmark
 from stage_agent.probes.compute import measure_compute
 from stage_agent.probes.devices import MAX_DEVICES, nvidia_devices
+from stage_agent.probes.engine_bench import run_engine_bench
 from stage_agent.probes.host import available_memory_bytes, detected_memory_bytes, processor_name
 from stage_agent.probes.opencl import opencl_devices
+from stage_agent.probes.placement import layer_memory_bytes, place_layers
 
 Progress = Callable[[str, float], None]
 """``progress(what, fraction)``: what is measured now, and how much of everything is done."""
@@ -23,7 +25,10 @@ _BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.2
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """For the node's row. ``devices`` starts with the processor; accelerators follow."""
+    """For the node's row. ``devices`` starts with the processor; accelerators follow.
+
+    ``detected_memory_bytes`` is the memory of the devices that hold layers.
+    """
 
     detected_memory_bytes: int
     available_memory_bytes: int
@@ -56,17 +61,23 @@ def measure_node(
             if fresh:  # the first OpenCL compilation takes seconds: too long for a daemon's start
                 tell("accelerators", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
                 figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
+                if probe.engine_bench_model:
+                    tell("the engine's own benchmark", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
+                    figures["engine"] = asdict(run_engine_bench(probe))
             if not figures["busy"]:
                 store_benchmark(cache_dir, figures)
     memory = shape.memory_bytes if shape.memory_bytes is not None else detected_memory_bytes()
     processor = _processor(shape, figures, age_us, memory)
     accelerators = () if shape.memory_bytes is not None else _accelerators(figures.get("opencl", ()))
+    devices = place_layers((processor, *accelerators)[:MAX_DEVICES], settings)
+    if "engine" in figures and shape == ShapeSettings():
+        devices = tuple(_as_the_engine_says(device, figures["engine"], age_us) for device in devices)
     tell("done", 1.0)
     return NodeFacts(
-        detected_memory_bytes=memory,
+        detected_memory_bytes=layer_memory_bytes(devices),
         available_memory_bytes=min(memory, available_memory_bytes()),
         memory_source="measured" if shape.memory_bytes is None else "shaped",
-        devices=(processor, *accelerators)[:MAX_DEVICES],
+        devices=devices,
         notes=_notes(figures),
         conditions=figures or None,
     )
@@ -118,6 +129,20 @@ def _accelerators(opencl: Sequence[dict[str, Any]]) -> tuple[DeviceFact, ...]:
             measured.remove(match)
             merged.append(match.model_copy(update={"kind": fact.kind, "memory_bytes": fact.memory_bytes}))
     return (*merged, *measured)
+
+
+def _as_the_engine_says(device: DeviceFact, engine: dict[str, Any], age_us: int | None) -> DeviceFact:
+    """The engine ran over all devices that hold layers, so each of them has the figures of the whole."""
+    if not device.holds_layers:
+        return device
+    return device.model_copy(
+        update={
+            "memory_bandwidth_bytes_per_s": engine["memory_bandwidth_bytes_per_s"],
+            "compute_flops_per_s": engine["compute_flops_per_s"],
+            "source": "measured",
+            "measured_age_us": age_us,
+        }
+    )
 
 
 def _notes(figures: dict[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ chains of dependent fused multiply-adds in registers. Times come from the device
 (PoCL) run the same code, which is how it is tested without a GPU; they count as ``cpu`` and are left out by default.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -74,13 +74,23 @@ def _measure(pyopencl: Any, device: Any, *, software: bool) -> DeviceFact:
         pass  # out of memory, no compiler: the device exists, its speed is unknown
     return DeviceFact(
         name=str(device.name).strip()[:64],
-        kind="cpu" if software else "opencl",
+        kind="cpu" if software else _kind(device),
         memory_bytes=int(device.global_mem_size),
         memory_bandwidth_bytes_per_s=bandwidth,
         compute_flops_per_s=flops,
         source="measured" if bandwidth and flops else "unknown",
         measured_age_us=0 if bandwidth and flops else None,
     )
+
+
+def _kind(device: Any) -> Literal["cuda", "rocm", "metal", "opencl", "other"]:
+    """By vendor; ``other`` is graphics built into a processor, which shares its memory (Apple's is worth using)."""
+    vendor = str(device.vendor).lower()
+    if "apple" in vendor:
+        return "metal"
+    if bool(device.host_unified_memory):
+        return "other"
+    return "cuda" if "nvidia" in vendor else "rocm" if "advanced micro" in vendor or "amd" in vendor else "opencl"
 
 
 def _bandwidth(pyopencl: Any, context: Any, queue: Any, program: Any, device: Any) -> int:

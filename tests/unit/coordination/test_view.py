@@ -25,10 +25,17 @@ def test_only_connected_members_that_are_not_excluded_take_part():
     assert [node.node_id for node in problem.participants] == ["a", "c"]
 
 
-def test_the_best_devices_bandwidth_stands_for_the_node():
+def test_the_device_with_the_layers_stands_for_the_node():
     devices = tuple(
-        DeviceFact(name=name, kind="other", memory_bytes=1, memory_bandwidth_bytes_per_s=speed, source="measured")
-        for name, speed in (("cpu", 20), ("gpu", 900), ("igpu", None))
+        DeviceFact(
+            name=name,
+            kind="other",
+            memory_bytes=1,
+            memory_bandwidth_bytes_per_s=speed,
+            source="measured",
+            holds_layers=holds,
+        )
+        for name, speed, holds in (("cpu", 2_000, False), ("gpu", 900, True), ("igpu", None, False))
     )
     (node,) = built(view(member("a", devices=devices))).participants
     assert (node.memory_bandwidth_bytes_per_s, node.bandwidth_source) == (900, "measured")
