@@ -50,7 +50,7 @@ def _named(cards: Sequence[DeviceFact], names: Sequence[str]) -> list[DeviceFact
 
     ``CPU`` and numbers that do not exist give none.
     """
-    found = []
+    found: list[DeviceFact] = []
     for name in names:
         match = re.fullmatch(r"\s*([A-Za-z]+)(\d*)\s*", name)
         if match is None or match[1].upper() == "CPU":
