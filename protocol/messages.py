@@ -42,6 +42,22 @@ class Hello(Wire):
     addresses: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     observed_address: Annotated[str, Field(max_length=128)] = ""
     admissions: Annotated[tuple[Admission, ...], Field(max_length=32)] = ()
+    trial: bool = False
+    """This connection only tries another path beside the one that counts (``quic.trials``)."""
+
+
+class PathEcho(Wire):
+    """Measures a path between two connections of the same peers; comes back with ``answer`` on the lane it came by."""
+
+    type: Literal["path_echo"] = "path_echo"
+    seq: Count
+    answer: bool = False
+
+
+class PathTake(Wire):
+    """From the one who tried a path: this connection counts from now on. The other end agrees by the same message."""
+
+    type: Literal["path_take"] = "path_take"
 
 
 class JoinRequest(Wire):
@@ -176,7 +192,9 @@ Message = Annotated[
     | Keepalive
     | PublishedPlan
     | PackageRequest
-    | PackageOffer,
+    | PackageOffer
+    | PathEcho
+    | PathTake,
     Field(discriminator="type"),
 ]
 

@@ -35,11 +35,13 @@ CONTROL_TYPE = b"\x01"
 """First byte of a control stream, on QUIC as on the TLS lane."""
 DATAGRAMS_WAITING_MAX = 64
 """Beyond this the path is stuck and newer probes take the stream, where they are counted and bounded."""
+ELSEWHERE_MAX = 8
+"""So many packets in a row by another interface are a move; a path that alternates between two is none."""
 TOLD = {
     reason.encode(): reason
     for reason in (
         "duplicate", "replaced", "identity_conflict", "older_boot", "wrong_mesh", "revoked", "closed", "hello_timeout",
-        "read_timeout", "malformed", "oversized", "version", "self", "crash",
+        "read_timeout", "malformed", "oversized", "version", "self", "crash", "not_better",
     )
 }  # fmt: skip
 """What a peer may say as it closes; anything else is ``peer_closed``: a peer's text never becomes a label."""
@@ -71,6 +73,8 @@ class QuicCarrier(QuicConnectionProtocol):
         self._pending_since_us: int | None = None
         self._address: SocketAddress | None = None
         self._address_shown = ""
+        self._interface = ""
+        self._elsewhere = 0
         self._typed = dialled
         self._shut = False
         self.sent_us = self.heard_us = now_us()
@@ -90,6 +94,11 @@ class QuicCarrier(QuicConnectionProtocol):
         if present != self._address:
             self._address, self._address_shown = present, shown(present)
         return self._address_shown
+
+    @property
+    def interface(self) -> str:
+        """Follows the packets."""
+        return self._interface
 
     @property
     def datagrams(self) -> bool:
@@ -145,6 +154,15 @@ class QuicCarrier(QuicConnectionProtocol):
     def shape(self, link: ShapedLink | None) -> None:
         """Every packet of this connection goes through ``link`` from now on."""
         self._shape(self, link)
+
+    def arrived(self, interface: str) -> None:
+        """The next packet came by this local interface."""
+        if interface == self._interface:
+            self._elsewhere = 0
+            return
+        self._elsewhere += 1
+        if not self._interface or self._elsewhere >= ELSEWHERE_MAX:
+            self._interface, self._elsewhere = interface, 0
 
     # ---- from aioquic -----------------------------------------------------------------------------------------------
 

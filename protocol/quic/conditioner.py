@@ -9,6 +9,8 @@ The file (TOML) names directed pairs by node name or id:
     mib_per_s = 30       # MiB/s
     mtu = 1280           # larger IP packets vanish
 
+A target may also be an IP address (``"alpha -> 192.0.2.7"``): of a node that has several, only the path to this one.
+
 Shaping happens where bytes leave, on whole UDP datagrams below QUIC, so handshakes, acknowledgements and retransmissions
 are shaped as on a real link; the TLS lane passes its chunks through the very same link object, so that both lanes share
 its bandwidth. A node shapes only what it sends: both ends read the same file and each direction has its own line.
@@ -99,7 +101,8 @@ class Conditioner:
         self._seed = seed
         self._stamp: tuple[int, int, int] | None = None
         self._shapes: dict[tuple[str, str], LinkShape] = {}
-        self._links: dict[NodeId, ShapedLink] = {}
+        self._links: dict[tuple[NodeId, str], ShapedLink] = {}
+        """By peer, and by address where the file names one."""
         self._names: dict[NodeId, str] = {}
         self.reload()
 
@@ -120,29 +123,41 @@ class Conditioner:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the link shapes in {self._file}: {error}") from None
         self._shapes = parse_shapes(text, str(self._file))
-        for peer, link in self._links.items():
-            link.shape = self._shape_of(peer)
+        self._follow()
         return True
 
     def name(self, peer: NodeId, name: str) -> None:
         """The peer's own name, from its hello: the file may use it."""
         self._names[peer] = name
-        if peer in self._links:
-            self._links[peer].shape = self._shape_of(peer)
+        self._follow()
 
-    def link(self, peer: NodeId) -> "ShapedLink | None":
-        """The link to ``peer``, one object for all its connections; None when no file is set."""
+    def link(self, peer: NodeId, host: str = "") -> "ShapedLink | None":
+        """The link to ``peer``, one object for all its connections; None when no file is set.
+
+        Where the file names the address ``host`` (IPv4 also in its mapped form), the path to it is a link of its own;
+        ask again after ``reload``.
+        """
         if self._file is None:
             return None
-        if peer not in self._links:
-            self._links[peer] = ShapedLink(self._shape_of(peer), random.Random(f"{self._seed}:{peer}"))  # noqa: S311
-        return self._links[peer]
+        host = host.removeprefix("::ffff:") if "." in host else host
+        key = peer, host if any((own, host) in self._shapes for own in self._own) else ""
+        if key not in self._links:
+            self._links[key] = ShapedLink(self._shape_of(*key), random.Random(f"{self._seed}:{peer}{key[1]}"))  # noqa: S311
+        return self._links[key]
 
     def is_shaped(self, peer: NodeId) -> bool:
         """Whether what is measured on the link to ``peer`` was pretended."""
-        return self._shape_of(peer) != LinkShape()
+        links = [link.shape for (held, host), link in self._links.items() if held == peer and host]
+        return any(shape != LinkShape() for shape in (self._shape_of(peer), *links))
 
-    def _shape_of(self, peer: NodeId) -> LinkShape:
+    def _follow(self) -> None:
+        for key, link in self._links.items():
+            link.shape = self._shape_of(*key)
+
+    def _shape_of(self, peer: NodeId, host: str = "") -> LinkShape:
+        for own in self._own:
+            if host and (own, host) in self._shapes:
+                return self._shapes[own, host]
         for own in self._own:
             for other in (peer, self._names.get(peer, peer)):
                 if (own, other) in self._shapes:

@@ -3,6 +3,9 @@
 An attempt ends in a session or in one ``DialFailed``. QUIC has ``TLS_AFTER_S`` for itself; then TLS is tried as well, and
 whichever opens first is used (QUIC wins when both do). A peer that answers QUIC with a refusal is believed: no TLS then.
 
+An address to *explore* is dialled by QUIC alone, beside the connection that stands; what becomes of it is judged in
+``trials``, and a failure is nobody's business.
+
 Two attempts are made unasked, and their failures are nobody's business: TLS, when a QUIC session that this node dialled
 falls silent while it sends (UDP was blocked underneath); and QUIC, every ``udp_retry_us``, when a session runs over TLS.
 """
@@ -38,11 +41,12 @@ UNANSWERED = frozenset({"timeout", "idle_timeout"})
 
 @dataclass(slots=True)
 class Attempt:
-    """One address being dialled. ``quiet`` ones report nothing."""
+    """One address being dialled. ``quiet`` ones report nothing; a ``trial`` goes beside the session that counts."""
 
     address: str
     expect: NodeId | None
     quiet: bool
+    trial: bool = False
     pending: int = 0
     reason: str = ""
     tls_at: asyncio.TimerHandle | None = None
@@ -70,16 +74,12 @@ class Dialler:
         """Begin, unless it is under way."""
         if address in self._attempts:
             return
-        attempt = self._attempts[address] = Attempt(address, expect, quiet=False)
-        try:
-            target = parse_address(address)
-        except AddressError:
-            self._give_up(attempt, "address")
-            return
-        if numeric(target):
-            self._begin(attempt, target)
-        else:
-            self.tasks.create_task(self._resolve(attempt, target), name=f"resolve {address}")
+        self._start(Attempt(address, expect, quiet=False))
+
+    def explore(self, address: str, peer: NodeId) -> None:
+        """Try ``address`` beside the session of ``peer``, unless it is being dialled. The caller has asked ``may_try``."""
+        if address not in self._attempts:
+            self._start(Attempt(address, peer, quiet=True, trial=True))
 
     def opened(self, session: Session) -> None:
         """The attempt succeeded; what else is under way for it is not needed."""
@@ -124,6 +124,18 @@ class Dialler:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
+    def _start(self, attempt: Attempt) -> None:
+        self._attempts[attempt.address] = attempt
+        try:
+            target = parse_address(attempt.address)
+        except AddressError:
+            self._give_up(attempt, "address")
+            return
+        if numeric(target):
+            self._begin(attempt, target)
+        else:
+            self.tasks.create_task(self._resolve(attempt, target), name=f"resolve {attempt.address}")
+
     def _mend(self, peer: NodeId, session: Session, way: Callable[[Attempt], None]) -> None:
         self._mended_us[peer] = self.now_us()
         attempt = self._attempts[session.target] = Attempt(session.target, peer, quiet=True)
@@ -150,7 +162,11 @@ class Dialler:
         if where is None:
             self._give_up(attempt, "address")
             return
-        attempt.tls_at = asyncio.get_running_loop().call_later(TLS_AFTER_S, self._fall_back, attempt)
+        if not attempt.trial:
+            attempt.tls_at = asyncio.get_running_loop().call_later(TLS_AFTER_S, self._fall_back, attempt)
+        elif attempt.expect is None or not self.table.may_try(attempt.expect, attempt.address):
+            self._finish(attempt)  # something else happened while the name was looked up
+            return
         self._quic(attempt, where)
 
     def _quic(self, attempt: Attempt, where: SocketAddress | None = None) -> None:
@@ -169,7 +185,7 @@ class Dialler:
         self._session(attempt, carrier)
         self.router.register(carrier, quic.host_cid)
         if attempt.expect is not None:
-            carrier.shape(self.conditioner.link(attempt.expect))
+            carrier.shape(self.conditioner.link(attempt.expect, where[0]))
         carrier.connect(where)
 
     def _fall_back(self, attempt: Attempt) -> None:
@@ -197,7 +213,11 @@ class Dialler:
             raise
 
     def _session(self, attempt: Attempt, carrier: QuicCarrier | TlsCarrier) -> Session:
-        session = Session(self.table, carrier, dialled=True, target=attempt.address, expect=attempt.expect)
+        session = Session(
+            self.table, carrier, dialled=True, target=attempt.address, expect=attempt.expect, trial=attempt.trial
+        )
+        if attempt.trial and attempt.expect is not None:
+            self.table.trials.begin(attempt.expect, session)
         carrier.conversation = session
         self._by_session[session] = attempt
         attempt.pending += 1

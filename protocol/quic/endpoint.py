@@ -36,12 +36,13 @@ from protocol.quic.interface import (
 )
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration, self_test
-from protocol.quic.router import Router, bind_udp
+from protocol.quic.router import Router
 from protocol.quic.session import Session
 from protocol.quic.table import PeerTable
 from protocol.quic.tcp_lane import BulkHandler, LaneHost, TcpLane, bind_tcp
 from protocol.quic.tls import LaneContexts
 from protocol.quic.tls_carrier import TlsCarrier
+from protocol.quic.udp_socket import bind_udp
 
 SWEEP_S = 0.25
 """Deadlines are kept to this precision."""
@@ -126,7 +127,7 @@ class QuicTransport:
             now_us=self._clock_us,
         )
         with closing(tcp):
-            await asyncio.get_running_loop().create_datagram_endpoint(lambda: router, sock=udp)
+            router.attach(udp)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     self._begin(router, udp.family, tasks)
@@ -150,6 +151,11 @@ class QuicTransport:
             self.table.emit(DialFailed(address, "address"))
         else:
             self._dialler.dial(address, expect)
+
+    def explore(self, peer: NodeId, address: str) -> None:
+        """See ``Transport.explore``."""
+        if self._dialler is not None and self.table.may_try(peer, address):
+            self._dialler.explore(address, peer)
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
@@ -248,8 +254,13 @@ class QuicTransport:
         if self._dialler is not None:
             self._dialler.opened(session)
         self._conditioner.name(session.peer, session.hello.name)
-        session.carrier.shape(self._conditioner.link(session.peer))
+        self._shape(session)
         self._gate.remember(parse_address(session.carrier.address).host)
+
+    def _shape(self, session: Session) -> None:
+        assert session.peer is not None
+        host = parse_address(session.carrier.address).host
+        session.carrier.shape(self._conditioner.link(session.peer, host))
 
     def _on_dial_failed(self, session: Session, reason: str) -> None:
         if self._dialler is not None:
@@ -281,6 +292,8 @@ class QuicTransport:
             self._dialler.mend()
         try:
             if self._conditioner.reload():
+                for session in self.table.peers.values():
+                    self._shape(session)
                 self.table.emit(ConditionerReloaded())
         except ConfigurationError as error:
             self.table.emit(ConditionerReloaded(str(error)))

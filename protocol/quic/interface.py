@@ -25,7 +25,8 @@ REASONS = frozenset({
     "read_timeout", "oversized", "malformed", "truncated", "version", "unexpected_stream", "unexpected_message",
     "unknown_type", "rate", "outstanding_bound", "timeout", "idle_timeout", "peer_closed", "closed", "handshake_failed",
     "address", "join_refused", "unknown_connection", "not_quic", "tls_failed", "hello_first", "datagram_bound", "shaped_loss",
-    "shaped_queue", "shaped_mtu", "connections", "crash",
+    "shaped_queue", "shaped_mtu", "connections", "crash", "not_better", "send_buffer",
+    "unreachable",
 })  # fmt: skip
 """Every reason that is ever counted or reported; nothing a peer says becomes a label."""
 
@@ -38,6 +39,8 @@ class PeerConnected:
     address: str
     hello: Hello
     path: Path = "quic"
+    interface: str = ""
+    """The local one by which the peer's packets come; empty when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,14 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class PeerMoved:
-    """The peer's address or path changed under a living connection (NAT rebinding, UDP came back): RTT is void."""
+    """The peer's address or path changed while it stayed connected: NAT rebinding, another interface, a better path
+    that was found beside it, UDP that went or came back. RTT is void.
+    """
 
     peer: NodeId
     address: str
     path: Path
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,7 @@ class PeerConnection:
     path: Path
     hello: Hello
     dialled: bool
+    interface: str = ""
 
 
 @dataclass(slots=True)
@@ -187,6 +194,12 @@ class Transport(Protocol):
 
     def dial(self, address: str, expect: NodeId | None = None) -> None:
         """Try once, with a deadline. Ends in ``PeerConnected`` or ``DialFailed``; nothing when already connected."""
+
+    def explore(self, peer: NodeId, address: str) -> None:
+        """Try another address of a connected peer beside the connection; ``PeerMoved`` comes when it is really better.
+
+        Nothing comes when it is not, or cannot be reached, or another path to this peer is being tried.
+        """
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """Hand over a message. False when not connected or a bound is exceeded (counted); never waits.

@@ -16,7 +16,8 @@ from protocol.quic.interface import Lane, TransportCounters
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mesh_files import MAX_SEEDS, Membership
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration, self_test
-from protocol.quic.router import Router, bind_udp
+from protocol.quic.router import Router
+from protocol.quic.udp_socket import bind_udp
 
 CONNECT_S = 3.0
 ANSWER_S = 5.0
@@ -101,7 +102,7 @@ async def join(identity: Identity, token: JoinToken, name: str) -> Membership:
         counters=counters,
         now_us=_now_us,
     )
-    await asyncio.get_running_loop().create_datagram_endpoint(lambda: router, sock=bound)
+    router.attach(bound)
     attempts: dict[str, Joining] = {}
     try:
         for address in token.addresses:

@@ -110,13 +110,22 @@ class MemoryTransport:
 
     def dial(self, address: str, expect: NodeId | None = None) -> None:
         """See ``Transport.dial``."""
-        if self.table.knows_way(address, expect):
-            return
+        if not self.table.knows_way(address, expect):
+            self._connect(address, expect)
+
+    def _connect(self, address: str, expect: NodeId | None, *, trial: bool = False) -> None:
         near = MemoryCarrier(self, address)
-        session = Session(self.table, near, dialled=True, target=address, expect=expect)
+        session = Session(self.table, near, dialled=True, target=address, expect=expect, trial=trial)
         near.session = session
         self.table.add(session)
+        if expect is not None and trial:
+            self.table.trials.begin(expect, session)
         self.network.carry(self.address, address, 1_200, lambda: self._arrive(near, address), lossy=False)
+
+    def explore(self, peer: NodeId, address: str) -> None:
+        """See ``Transport.explore``."""
+        if self.table.may_try(peer, address):
+            self._connect(address, peer, trial=True)
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
@@ -173,6 +182,11 @@ class MemoryCarrier:
     def address(self) -> str:
         """The other end's."""
         return self._address
+
+    @property
+    def interface(self) -> str:
+        """There is none."""
+        return ""
 
     @property
     def datagrams(self) -> bool:

@@ -5,11 +5,10 @@ connection object exists whether a handshake may begin: by rate (``HandshakeGate
 unadmitted connections, and, when half of these are taken, by a retry packet that makes the sender prove its address.
 """
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
@@ -22,23 +21,22 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from protocol.errors import AddressError
 from protocol.quic.address import SocketAddress
 from protocol.quic.carrier import QuicCarrier
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import TransportCounters
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection
+from protocol.quic.udp_socket import Arrival, UdpSocket
 
 SMALLEST_INITIAL = 1_200
-RECEIVE_BUFFER_BYTES = 1_048_576
 CONNECTION_IDS_MAX = 16
 """Ids that one connection may have at once; aioquic issues eight."""
 
 Accept = Callable[[MutualQuicConnection], QuicCarrier]
 
 
-class Router(asyncio.DatagramProtocol):
+class Router:
     """See the module. ``strangers()`` says how many connections are not admitted yet."""
 
     def __init__(
@@ -63,25 +61,36 @@ class Router(asyncio.DatagramProtocol):
         self._ids: dict[QuicCarrier, set[bytes]] = {}
         self._links: dict[QuicCarrier, ShapedLink] = {}
         self._retry = QuicRetryTokenHandler()
-        self._transport: asyncio.DatagramTransport | None = None
+        self._sources: dict[QuicCarrier, Arrival] = {}
+        """Where those who dialled this node reached it: answers leave from there."""
+        self._udp: UdpSocket | None = None
+        self._arrival: Arrival | None = None
+        """Of the packet that is being handled."""
 
     # ---- socket -----------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
-        self._transport = cast("asyncio.DatagramTransport", transport)
+    def attach(self, bound: socket.socket) -> None:
+        """Serve this socket on the running loop; ``close`` closes it."""
+        self._udp = UdpSocket(bound, self._packet)
+
+    @property
+    def address(self) -> SocketAddress:
+        """What the socket is bound to."""
+        assert self._udp is not None
+        return self._udp.address
 
     def close(self) -> None:
         """Close the socket; carriers were shut before."""
-        if self._transport is not None:
-            self._transport.close()
+        if self._udp is not None:
+            self._udp.close()
+            self._udp = None
 
     def send(self, carrier: QuicCarrier, data: bytes, address: Any) -> None:
         """A packet of ``carrier``, through its shaped link when it has one."""
-        link = self._links.get(carrier)
+        link, source = self._links.get(carrier), self._sources.get(carrier)
         if link is None:
-            self._put(data, address)
-        elif (lost := link.packet(len(data), lambda: self._put(data, address))) is not None:
+            self._put(data, address, source)
+        elif (lost := link.packet(len(data), lambda: self._put(data, address, source))) is not None:
             self._counters.drop(lost)
 
     def shape(self, carrier: QuicCarrier, link: ShapedLink | None) -> None:
@@ -91,9 +100,8 @@ class Router(asyncio.DatagramProtocol):
         elif carrier in self._ids:
             self._links[carrier] = link
 
-    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+    def datagram_received(self, packet: bytes, addr: SocketAddress) -> None:
         """Find the connection, or let a new one begin."""
-        packet = cast("bytes", data)
         self._counters.bytes["receive"] += len(packet)
         try:
             header = pull_quic_header(Buffer(data=packet), host_cid_length=self._configuration.connection_id_length)
@@ -102,10 +110,14 @@ class Router(asyncio.DatagramProtocol):
             return
         carrier = self._carriers.get(header.destination_cid) or self._begin(header, packet, addr)
         if carrier is not None:
+            if self._arrival is not None:
+                carrier.arrived(self._arrival.interface)
             carrier.datagram_received(packet, addr)
 
-    def error_received(self, exc: Exception) -> None:
-        """ICMP says a port is closed: anybody can forge that, deadlines decide."""
+    def _packet(self, data: bytes, address: SocketAddress, arrival: Arrival | None) -> None:
+        self._arrival = arrival
+        self.datagram_received(data, address)
+        self._arrival = None
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -135,6 +147,7 @@ class Router(asyncio.DatagramProtocol):
                     supported_versions=self._configuration.supported_versions,
                 ),
                 address,
+                self._arrival,
             )
             return None
         if self._accept is None:
@@ -168,6 +181,8 @@ class Router(asyncio.DatagramProtocol):
             retry_source_connection_id=retried,
         )
         carrier = self._accept(connection)
+        if self._arrival is not None:
+            self._sources[carrier] = self._arrival
         self.register(carrier, header.destination_cid, connection.host_cid)
         self._counters.handshakes["started"] += 1
         return carrier
@@ -189,15 +204,18 @@ class Router(asyncio.DatagramProtocol):
                 ),
             ),
             address,
+            self._arrival,
         )
 
     def _seconds(self) -> float:
         return self._now_us() / 1_000_000
 
-    def _put(self, data: bytes, address: Any) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._counters.bytes["send"] += len(data)
-            self._transport.sendto(data, address)
+    def _put(self, data: bytes, address: SocketAddress, source: Arrival | None = None) -> None:
+        if self._udp is None:
+            return
+        self._counters.bytes["send"] += len(data)
+        if lost := self._udp.send(data, address, source):
+            self._counters.drop(lost)
 
     def _issued(self, carrier: QuicCarrier, connection_id: bytes) -> None:
         held = self._ids.get(carrier)
@@ -213,28 +231,6 @@ class Router(asyncio.DatagramProtocol):
 
     def _terminated(self, carrier: QuicCarrier) -> None:
         self._links.pop(carrier, None)
+        self._sources.pop(carrier, None)
         for connection_id in self._ids.pop(carrier, ()):
             self._carriers.pop(connection_id, None)
-
-
-def bind_udp(host: str, port: int) -> socket.socket:
-    """A bound, non-blocking UDP socket; ``::`` takes IPv4 too. Raises ``AddressError`` in one line."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICHOST
-        )[0]
-    except socket.gaierror:
-        raise AddressError(f"listen.host {host!r} is not an IP address of this machine: use 0.0.0.0 or ::") from None
-    bound = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        bound.setblocking(False)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise AddressError(
-            f"cannot listen on UDP {host} port {port}: {error.strerror}; stop what uses it or set listen.port"
-        ) from None
-    return bound

@@ -4,7 +4,8 @@ Theory of operation. A *carrier* (QUIC, TLS, or memory in tests) tells its sessi
 handshake, frames, and the end. The session knows the peer's id from that key and from nothing else, and moves
 
     HANDSHAKE ──established──► GREETING ──Hello both ways──► OPEN ──► CLOSED
-                                  └──JoinRequest answered──► LINGERING ──► CLOSED
+                                  ├──JoinRequest answered──► LINGERING ──► CLOSED
+                                  └──trial in both Hellos──► TRIAL ──taken──► OPEN   (``trials``)
 
 The dialler greets first, and only a peer it knows as admitted; the other side answers only after it has judged the
 dialler's greeting. So a stranger who connects gets a closed connection and no byte about this mesh. A stranger may do one
@@ -20,13 +21,15 @@ from protocol.admission import AdmissionBook
 from protocol.codec import MAX_DATAGRAM_BYTES, decode, encode
 from protocol.errors import WireError
 from protocol.ids import NodeId, node_id_of
-from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
+from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message, PathEcho, PathTake
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Lane, Path, TransportCounters
 from protocol.quic.limits import TokenBucket
 
 LINGER_US = 1_000_000
 """How long an answered or replaced connection may stay so that its last bytes arrive."""
+TRIAL_US = 10_000_000
+"""A path on trial is taken or given up within this time."""
 
 TOLD_TO_STRANGERS = "refused"
 """The only reason that somebody who is not admitted ever hears."""
@@ -42,6 +45,10 @@ class Carrier(Protocol):
     @property
     def address(self) -> str:
         """Where the peer is now."""
+
+    @property
+    def interface(self) -> str:
+        """The local interface by which the peer's packets come; empty when that is not known."""
 
     @property
     def datagrams(self) -> bool:
@@ -128,6 +135,12 @@ class SessionHost(Protocol):
     def received(self, session: "Session", message: Message, lane: Lane, size: int) -> None:
         """A message on an open session."""
 
+    def echoed(self, session: "Session", echo: PathEcho, lane: Lane) -> None:
+        """Paths are being compared."""
+
+    def taken(self, session: "Session") -> bool:
+        """The peer says that this session counts from now on; False when nobody spoke of that."""
+
     def ended(self, session: "Session", was: "State", reason: str) -> None:
         """Comes exactly once."""
 
@@ -137,6 +150,7 @@ class State(enum.Enum):
 
     HANDSHAKE = "handshake"
     GREETING = "greeting"
+    TRIAL = "trial"
     OPEN = "open"
     LINGERING = "lingering"
     CLOSED = "closed"
@@ -146,12 +160,21 @@ class Session:
     """See the module. ``dialled`` is whether this node began; ``expect`` pins the peer when it is known."""
 
     def __init__(
-        self, host: SessionHost, carrier: Carrier, *, dialled: bool, target: str = "", expect: NodeId | None = None
+        self,
+        host: SessionHost,
+        carrier: Carrier,
+        *,
+        dialled: bool,
+        target: str = "",
+        expect: NodeId | None = None,
+        trial: bool = False,
     ) -> None:
         self._host = host
         self.carrier = carrier
         self.dialled = dialled
         self.target = target
+        self.trial = trial
+        """Begun beside the session that counts; the accepting end learns it from the greeting."""
         self.state = State.HANDSHAKE
         self.peer: NodeId | None = None
         self.peer_public_key = b""
@@ -188,7 +211,7 @@ class Session:
 
     def frame(self, raw: bytes, lane: Lane) -> None:
         """Judge one envelope, whatever sent it."""
-        if self.state not in {State.GREETING, State.OPEN}:
+        if self.state not in {State.GREETING, State.OPEN, State.TRIAL}:
             return
         now_us = self._host.now_us()
         if not self._bucket.take(now_us):
@@ -201,7 +224,7 @@ class Session:
             return
         if message is None:
             self._host.counters.drop("unknown_type")
-        elif self.state is State.OPEN:
+        elif self.state is not State.GREETING:
             self._open_message(message, lane, len(raw))
         elif lane == "datagram":
             self._host.counters.drop("hello_first")  # overtook the greeting; datagrams are not ordered
@@ -221,7 +244,7 @@ class Session:
 
     def send(self, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
-        if self.state is not State.OPEN:
+        if self.state not in {State.OPEN, State.TRIAL}:
             return False
         try:
             raw = encode(message)
@@ -238,6 +261,11 @@ class Session:
         self.carrier.write(raw)
         self._host.counters.messages["send"] += 1
         return True
+
+    def promote(self) -> None:
+        """The path was better: this session is one that counts."""
+        assert self.state is State.TRIAL, self.state
+        self.state, self._deadline_us = State.OPEN, None
 
     def linger(self) -> None:
         """A better connection to the same peer exists: still listen for a moment, then close."""
@@ -257,6 +285,8 @@ class Session:
                     return "timeout"
                 case State.GREETING:
                     return "hello_timeout"
+                case State.TRIAL:
+                    return "not_better"
                 case _:
                     return "replaced" if self.state is State.OPEN else "closed"
         begun_us = self.carrier.pending_since_us()
@@ -297,14 +327,18 @@ class Session:
         if peer not in host.book:
             self.end("unadmitted")
             return
+        if self.dialled and hello.trial != self.trial:
+            self.end("unexpected_message")
+            return
+        self.trial = hello.trial
         if reason := host.judge(self, hello):
             self.end(reason)
             return
         self.hello = hello
         if not self.dialled:
             self._write(host.greeting(self))
-        self.state = State.OPEN
-        self._deadline_us = None
+        self.state = State.TRIAL if self.trial else State.OPEN
+        self._deadline_us = host.now_us() + TRIAL_US if self.trial else None
         self.carrier.trust()
         host.opened(self)
 
@@ -313,13 +347,20 @@ class Session:
             self.end("revoked")
         elif isinstance(message, Hello | JoinRequest | JoinAccepted | JoinRefused):
             self._host.counters.drop("unexpected_message")
+        elif isinstance(message, PathEcho):
+            self._host.echoed(self, message, lane)
+        elif isinstance(message, PathTake):
+            if not self._host.taken(self):
+                self._host.counters.drop("unexpected_message")
+        elif self.state is State.TRIAL:
+            self._host.counters.drop("hello_first")  # overtook the agreement that this session counts
         else:
             self._host.counters.messages["receive"] += 1
             self._host.received(self, message, lane, size)
 
     def _malformed(self, reason: str) -> None:
         """Frame boundaries are intact, so an open session drops one bad message; before that it is the end."""
-        if self.state is State.OPEN and reason == "malformed":
+        if self.state in {State.OPEN, State.TRIAL} and reason == "malformed":
             self._host.counters.reject(reason)
         else:
             self.end(reason)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from config.settings import QuicSettings
 from protocol.admission import AdmissionBook
 from protocol.ids import Instance, NodeId
-from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message
+from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message, PathEcho
 from protocol.quic.interface import (
     AdmissionsLearned,
     IdentityConflict,
@@ -26,6 +26,7 @@ from protocol.quic.interface import (
 )
 from protocol.quic.peers import BootRegister, Candidate
 from protocol.quic.session import Session, State
+from protocol.quic.trials import Trials
 
 SILENT_US = 3_000_000
 """Probes come every second; a connection that was silent for longer gives way to a new one."""
@@ -69,6 +70,7 @@ class PeerTable:
         self._peers: dict[NodeId, Session] = {}
         self._snapshots: dict[NodeId, PeerConnection] = {}
         self._lingering: dict[NodeId, Session] = {}
+        self.trials = Trials(node_id, standing=self._peers.get, promote=self._promote, clock_us=clock_us)
         self._book_version = book.version
         self._told = {held.node_id: held.signature for held in book.statements}
 
@@ -85,7 +87,7 @@ class PeerTable:
     @property
     def strangers(self) -> int:
         """Sessions that are not, or not yet, a peer's."""
-        return sum(session.state is not State.OPEN for session in self._sessions)
+        return sum(session.state not in {State.OPEN, State.TRIAL} for session in self._sessions)
 
     def add(self, session: Session) -> None:
         """Follow a new session until it ends."""
@@ -96,6 +98,11 @@ class PeerTable:
         if expect in self._peers:
             return True
         return any(session.dialled and session.target == address for session in self._peers.values())
+
+    def may_try(self, peer: NodeId, address: str) -> bool:
+        """Whether another path to ``peer`` may be tried at that address now."""
+        held = self._snapshots.get(peer)
+        return held is not None and held.address != address and peer not in self.trials
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
@@ -119,8 +126,9 @@ class PeerTable:
         """End what is overdue and whom the book no longer holds. Call several times a second."""
         now_us = self._clock_us()
         self._tell_admissions()
+        self.trials.sweep()
         for session in list(self._sessions):
-            if session.state is State.OPEN and session.peer not in self.book:
+            if session.state in {State.OPEN, State.TRIAL} and session.peer not in self.book:
                 session.end("revoked")
             elif reason := session.overdue(now_us, self._read_timeout_us):
                 session.end(reason)
@@ -131,8 +139,8 @@ class PeerTable:
             held, now = self._snapshots[peer], _snapshot(session)
             if held != now:
                 self._snapshots[peer] = now
-                if (held.address, held.path) != (now.address, now.path):
-                    self.emit(PeerMoved(peer, now.address, now.path))
+                if (held.address, held.path, held.interface) != (now.address, now.path, now.interface):
+                    self._moved(peer, session)
 
     def emit(self, event: TransportEvent) -> None:
         """Report upwards."""
@@ -147,7 +155,11 @@ class PeerTable:
     def greeting(self, session: Session) -> Hello:
         """This node's hello, with what it sees of the peer and the proof of its own admission."""
         return self.hello.model_copy(
-            update={"observed_address": session.carrier.address, "admissions": self.book.chain(self.node_id)}
+            update={
+                "observed_address": session.carrier.address,
+                "admissions": self.book.chain(self.node_id),
+                "trial": session.trial,
+            }
         )
 
     def redeem(self, session: Session, request: JoinRequest) -> JoinAccepted | JoinRefused:
@@ -168,6 +180,8 @@ class PeerTable:
                 return "self"
             self._conflict(session, self.hello.instance, hello.instance)
             return "identity_conflict"
+        if session.trial:
+            return self.trials.judge(session, hello)
         newest = self._boots.newest(peer)
         current = self._peers.get(peer)
         verdict = self._boots.judge(
@@ -188,19 +202,27 @@ class PeerTable:
         assert hello is not None
         self.counters.handshakes["completed"] += 1
         self._on_open(session)
+        if session.trial:
+            return
         before = self._peers.get(peer)
-        address, path = session.carrier.address, session.carrier.path
+        carrier = session.carrier
         if before is not None and before.hello is not None and before.hello.instance == hello.instance:
-            before.linger()
-            self._lingering[peer] = before
-            self._enter(peer, session)
-            if (before.carrier.address, before.carrier.path) != (address, path):
-                self.emit(PeerMoved(peer, address, path))
+            self._succeed(peer, before, session)
+            if (before.carrier.address, before.carrier.path) != (carrier.address, carrier.path):
+                self._moved(peer, session)
             return
         if before is not None:
             before.end("replaced")
         self._enter(peer, session)
-        self.emit(PeerConnected(peer, address, hello, path))
+        self.emit(PeerConnected(peer, carrier.address, hello, carrier.path, carrier.interface))
+
+    def echoed(self, session: Session, echo: PathEcho, lane: Lane) -> None:
+        """See ``Trials.on_echo``."""
+        self.trials.on_echo(session, echo, lane)
+
+    def taken(self, session: Session) -> bool:
+        """See ``Trials.on_take``."""
+        return self.trials.on_take(session)
 
     def received(self, session: Session, message: Message, lane: Lane, size: int) -> None:
         """Hand a message up."""
@@ -210,7 +232,8 @@ class PeerTable:
     def ended(self, session: Session, was: State, reason: str) -> None:
         """Forget the session and tell what its end means."""
         self._sessions.discard(session)
-        if was is State.LINGERING:
+        self.trials.ended(session)
+        if was in {State.LINGERING, State.TRIAL}:
             return
         if was is State.OPEN:
             assert session.peer is not None
@@ -218,6 +241,8 @@ class PeerTable:
             return
         self.counters.handshakes["failed"] += 1
         self.counters.reject(reason)
+        if session.trial and not session.dialled:
+            return
         if not session.dialled:
             self.emit(Rejected(reason, session.carrier.address))
         else:
@@ -227,6 +252,23 @@ class PeerTable:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
+    def _promote(self, session: Session) -> None:
+        """A path on trial was better: it counts now, the one before drains."""
+        peer = session.peer
+        assert peer is not None
+        session.promote()
+        self._succeed(peer, self._peers[peer], session)
+        self._moved(peer, session)
+
+    def _succeed(self, peer: NodeId, before: Session, session: Session) -> None:
+        before.linger()
+        self._lingering[peer] = before
+        self._enter(peer, session)
+
+    def _moved(self, peer: NodeId, session: Session) -> None:
+        carrier = session.carrier
+        self.emit(PeerMoved(peer, carrier.address, carrier.path, carrier.interface))
+
     def _lost(self, peer: NodeId, session: Session, reason: str) -> None:
         """An open session ended; one that lingers may take its place."""
         spare = self._lingering.get(peer)
@@ -234,11 +276,17 @@ class PeerTable:
             del self._lingering[peer]
         if self._peers.get(peer) is not session:
             return
+        heir = self.trials.heir(peer, reason)
+        if heir is not None:
+            heir.promote()
+            self._enter(peer, heir)
+            self._moved(peer, heir)
+            return
         if spare is not None and spare is not session and spare.state is State.OPEN:
             del self._lingering[peer]
             spare.resume()
             self._enter(peer, spare)
-            self.emit(PeerMoved(peer, spare.carrier.address, spare.carrier.path))
+            self._moved(peer, spare)
             return
         del self._peers[peer]
         del self._snapshots[peer]
@@ -283,4 +331,5 @@ def _snapshot(session: Session) -> PeerConnection:
         path=carrier.path,
         hello=session.hello,
         dialled=session.dialled,
+        interface=carrier.interface,
     )

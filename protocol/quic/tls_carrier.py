@@ -52,6 +52,11 @@ class TlsCarrier:
         return self._address
 
     @property
+    def interface(self) -> str:
+        """Not known here."""
+        return ""
+
+    @property
     def datagrams(self) -> bool:
         """None here."""
         return False

@@ -21,6 +21,7 @@ from protocol.quic.interface import (
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration
 from protocol.quic.router import Router
+from protocol.quic.udp_socket import bind_udp
 from tests.integration.transport_mesh import Node, eventually, mesh, now_us, run, running
 
 
@@ -203,7 +204,7 @@ async def connect_silently(node):
         counters=TransportCounters(),
         now_us=now_us,
     )
-    await asyncio.get_running_loop().create_datagram_endpoint(lambda: router, local_addr=("127.0.0.1", 0))
+    router.attach(bind_udp("127.0.0.1", 0))
     quic = MutualQuicConnection(configuration=quic_configuration(Identity.generate(), is_client=True, idle_timeout_s=5))
     carrier = QuicCarrier(quic, send=router.send, shape=router.shape, now_us=now_us, dialled=True)
     carrier.conversation = silent

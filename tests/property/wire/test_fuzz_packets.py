@@ -37,7 +37,7 @@ class Mesh:
             counters=world.table.counters,
             now_us=lambda: world.time_us,
         )
-        self.router._put = lambda data, _address: self.sent.append(data)
+        self.router._put = lambda data, *_: self.sent.append(data)
         self._session = Session
 
     def _accept(self, quic):

@@ -25,7 +25,7 @@ class Door:
             counters=self.counters,
             now_us=lambda: 1_000_000,
         )
-        self.router._put = lambda data, _address: self.sent.append(data)
+        self.router._put = lambda data, *_: self.sent.append(data)
 
     def _accept(self, quic):
         self.accepted.append(quic)

@@ -26,6 +26,7 @@ class Wire:
     def __init__(self, now, *, path="quic"):
         self.path = path
         self.address = "192.0.2.7:7946"
+        self.interface = ""
         self.datagrams = True
         self.frames, self.packets, self.shut_with = [], [], []
         self.held = 0
