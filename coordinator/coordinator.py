@@ -14,10 +14,9 @@ costs time. ``next_deadline`` bounds how long nothing is looked at.
 from collections import deque
 from dataclasses import replace
 from random import Random
-from typing import Final, assert_never
+from typing import Final
 
 from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
-from coordinator.assignment.commands import Exclude, Lock, OperatorCommand, Pin, Replan
 from coordinator.assignment.effects import Decided, Decision, Effect
 from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings
 from coordinator.assignment.slot import SlotCoordinator
@@ -27,12 +26,14 @@ from coordinator.election.campaign import Campaign
 from coordinator.election.canonical import canonical_coordinator, serving_ballot
 from coordinator.election.settle import SettleBarrier
 from coordinator.engine_mix import other_engines
+from coordinator.orders import NO_ORDERS, spoken, standing
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import Calibration
 from coordinator.replan import Observation
 from coordinator.view import ClusterView, MemberFacts
 from protocol.ballots import BallotReply, Nack
 from protocol.ids import Instance, NodeId, Slot, Term
+from protocol.orders import LOCK, OperatorOrder, OrderKey
 
 MAX_DECISIONS = 256
 """Older decisions are forgotten; the driver has seen each as ``Decided``."""
@@ -81,9 +82,10 @@ class Coordinator:
         """Slots that are not wanted any more: a lost retirement is repeated while rows still show them."""
         self._sweep_at_us = 0
         self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
-        self._excluded: set[NodeId] = {NodeId(name) for name in planner.exclude_nodes}
-        self._pin_coordinator = election.pin_coordinator
-        self._pin_stage0 = ""
+        self._configured = planner
+        """What the planner is asked where no order says otherwise."""
+        self._told: dict[OrderKey, OperatorOrder] = {}
+        self._orders = NO_ORDERS
         self._last_request_id = 0
         self._incumbent_gone_us: int | None = None
 
@@ -129,7 +131,7 @@ class Coordinator:
         """The whole set of wishes, replacing the one before. A slot that is missing or serves another model is withdrawn."""
         effects: list[Effect] = []
         first = sorted(models, key=lambda spec: (-spec.priority, spec.slot))[:MAX_SLOTS]
-        wanted = {spec.slot: spec for spec in first}
+        wanted = {spec.slot: replace(spec, locked=self._orders.locks.get(spec.slot, spec.locked)) for spec in first}
         for name in [known for known in self._slots if known not in wanted]:
             ended = self._slots.pop(name)
             if len(self._ended) >= MAX_SLOTS:
@@ -150,37 +152,48 @@ class Coordinator:
                 known.respecify(spec)
         return self._noted(effects) + self._advance(now_us)
 
-    def on_operator(self, command: OperatorCommand, now_us: int) -> list[Effect]:
-        """An operator's constraint; takes effect with the next step and is recorded."""
-        slot, text = Slot(""), ""
-        match command:
-            case Pin(what="coordinator", node_id=node_id):
-                self._pin_coordinator, text = node_id, f"pin coordinator {node_id}"
-            case Pin(node_id=node_id):
-                self._pin_stage0, text = node_id, f"pin stage 0 {node_id}"
-            case Exclude(node_id=node_id, exclude=exclude):
-                (self._excluded.add if exclude else self._excluded.discard)(node_id)
-                text = f"{'exclude' if exclude else 'include'} {node_id}"
-            case Lock(slot=slot, topology=topology):
-                text = "lock" if topology is not None else "unlock"
-                if slot in self._slots:
-                    self._slots[slot].lock(topology)
-            case Replan(slot=slot):
-                text = "replan"
-                if slot in self._slots:
-                    self._slots[slot].reconsider()
-            case _:
-                assert_never(command)
-        decided = Decided(Decision(now_us, slot, "operator", text))
-        return self._noted([decided]) + self._advance(now_us)
+    def on_orders(self, orders: tuple[OperatorOrder, ...], now_us: int) -> list[Effect]:
+        """The whole set of standing orders, replacing the one before; obeyed with this very step, each change recorded.
+
+        Told to followers too: whoever is elected next knows them already.
+        """
+        told = {order.key: order.model_copy(update={"age_us": 0}) for order in orders}
+        changed = [order for key, order in sorted(told.items()) if self._told.get(key) != order]
+        if not changed and len(told) == len(self._told):
+            return []
+        self._told, self._orders = told, standing(orders)
+        for name, slot in self._slots.items():
+            slot.lock(self._orders.locks.get(name, slot.spec.locked))
+        self._settle_planner()
+        effects: list[Effect] = [
+            Decided(
+                Decision(
+                    now_us,
+                    Slot(order.subject if order.kind == LOCK else ""),
+                    "operator",
+                    f"{spoken(order)}, said on {order.author}",
+                )
+            )
+            for order in changed
+        ]
+        return self._noted(effects) + self._advance(now_us)
 
     def on_settings(self, planner: PlannerSettings, replan: ReplanSettings | None, now_us: int) -> list[Effect]:
         """Plan by other defaults from now on (``replan`` ``None`` = as before); every slot is looked at again."""
-        self._settings = replace(self._settings, planner=planner, replan=replan or self._settings.replan)
+        self._configured = planner
+        self._settings = replace(self._settings, replan=replan or self._settings.replan)
+        self._settle_planner(again=True)
+        return self._advance(now_us)
+
+    def _settle_planner(self, *, again: bool = False) -> None:
+        """Orders stand above the configuration; slots are looked at again when that changed something."""
+        planner = self._orders.planner(self._configured)
+        if planner == self._settings.planner and not again:
+            return
+        self._settings = replace(self._settings, planner=planner)
         for slot in self._slots.values():
             slot.settings = self._settings
             slot.reconsider()
-        return self._advance(now_us)
 
     def on_timer(self, now_us: int) -> list[Effect]:
         """Time passed; harmless at any moment."""
@@ -201,6 +214,15 @@ class Coordinator:
     @property
     def _is_coordinator(self) -> bool:
         return self._canonical == self._node_id
+
+    @property
+    def planner(self) -> PlannerSettings:
+        """What plans aim for: the configuration with the operators' orders over it."""
+        return self._settings.planner
+
+    @property
+    def _pin(self) -> str:
+        return self._orders.coordinator(self._election.pin_coordinator)
 
     def snapshot(self, now_us: int) -> CoordinatorSnapshot:
         """For API, metrics and the own row's ``max_term``."""
@@ -240,7 +262,7 @@ class Coordinator:
     def _elect(self, now_us: int) -> None:
         """Follow the canonical choice of a settled view; a vanished incumbent is replaced after the short delay."""
         choice = canonical_coordinator(
-            self._view, counts=lambda node_id: self._barrier.counts(node_id, now_us), pin=self._pin_coordinator
+            self._view, counts=lambda node_id: self._barrier.counts(node_id, now_us), pin=self._pin
         )
         if choice == self._canonical:
             self._incumbent_gone_us = None
@@ -248,11 +270,7 @@ class Coordinator:
         present = self._canonical is not None and self._canonical in self._view.connected
         ballot = serving_ballot(self._view)
         incumbent_speaks = ballot is not None and choice == ballot.node_id
-        if (
-            self._barrier.settled(now_us)
-            or incumbent_speaks
-            or (self._pin_coordinator and choice == self._pin_coordinator)
-        ):
+        if self._barrier.settled(now_us) or incumbent_speaks or (self._pin and choice == self._pin):
             self._canonical, self._incumbent_gone_us = choice, None
             return
         if self._canonical is None or present:
@@ -277,12 +295,15 @@ class Coordinator:
             settled=self._barrier.settled(now_us),
             plannable=plannable,
             left_out=left_out,
-            excluded=frozenset(self._excluded),
+            excluded=self._excluded,
             held_bytes=held,
             may_start=not any(other.busy for other in self._slots.values() if other is not slot),
-            force=bool(self._pin_coordinator) and self._pin_coordinator == self._node_id,
-            pin_stage0=self._pin_stage0,
+            force=self._pin == self._node_id,
         )
+
+    @property
+    def _excluded(self) -> frozenset[NodeId]:
+        return self._orders.left_out(self._configured.exclude_nodes)
 
     def _left_out(self, now_us: int) -> dict[NodeId, str]:
         """Connected members that may not take a stage now, and why."""

@@ -29,7 +29,9 @@ from stage_agent.library import LocalModel, ModelLibrary
 from stage_agent.mesh_book import MeshBook
 from stage_agent.mesh_events import MeshEvents
 from stage_agent.narrator import Narrator
+from stage_agent.orders import Orders
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.record import SlotRecord
 from stage_agent.stage_link import BulkStageLink
@@ -37,11 +39,6 @@ from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.wishes import Wishes
-
-SERVED_SPACE = "served"
-"""Where the store keeps wishes, by slot."""
-CONFIGURED_SPACE = "configured"
-"""What the configuration wished when it was last followed, by slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,10 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         engine=prepared.engine,
         shaped_bytes_per_s=settings.shape.memory_bandwidth_bytes_per_s,
     )
-    wishes = restored_wishes(prepared)
+    wishes, orders = restored_wishes(prepared), restored_orders(prepared.store, who.node_id)
+    if is_drained(prepared.store):
+        switches.draining = True
+        agent.drain()
     driver = Driver(
         node_id=who.node_id,
         membership=membership,
@@ -127,7 +127,10 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         journal=prepared.journal,
         narrator=Narrator(membership, prepared.journal),
         wishes=wishes,
-        publish_row=_row_publisher(prepared, membership, coordinator, agent, runner, artifacts, wishes, switches),
+        orders=orders,
+        publish_row=_row_publisher(
+            prepared, membership, coordinator, agent, runner, artifacts, wishes, orders, switches
+        ),
         tasks=tasks,
         planner_pool=pool,
     )
@@ -271,6 +274,7 @@ def _row_publisher(
     runner: StageRunner,
     artifacts: NodeArtifacts,
     wishes: Wishes,
+    orders: Orders,
     switches: Switches,
 ) -> Callable[[int], list[MembershipEffect]]:
     """What the driver calls whenever something that the own row states may have changed."""
@@ -286,6 +290,7 @@ def _row_publisher(
             stages=runner.timed(agent.facts(now_us)),
             models=artifacts.facts(prepared.library.packages()),
             serves=wishes.known,
+            orders=orders.known(now_us),
             max_term=coordinator.snapshot(now_us).term,
             engine=prepared.engine,
         )

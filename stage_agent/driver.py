@@ -48,12 +48,14 @@ from protocol.messages import (
     RowRequest,
 )
 from protocol.quic.interface import Transport
+from protocol.rows import NodeRow
 from protocol.wire import Epoch
 from stage_agent.clock import monotonic_us
 from stage_agent.documents import Published, published_from, published_message
 from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
 from stage_agent.narrator import Narrator
+from stage_agent.orders import Orders
 from stage_agent.probes.suspend import SuspendMeter
 from stage_agent.stage import effects as staged
 from stage_agent.stage.agent import StageAgent
@@ -82,6 +84,7 @@ class Driver:
     journal: Journal
     narrator: Narrator
     wishes: Wishes
+    orders: Orders
     publish_row: Callable[[int], list[told.Effect]]
     tasks: asyncio.TaskGroup
     planner_pool: ThreadPoolExecutor
@@ -113,6 +116,12 @@ class Driver:
         finally:
             self._pumping = False
         self._wake.set()
+
+    def orders_changed(self) -> None:
+        """An operator said something here: told to everybody, obeyed at once if this node coordinates."""
+        self._row_dirty = True
+        now_us = monotonic_us()
+        self.carry_coordinator(self.coordinator.on_orders(self.orders.known(now_us), now_us))
 
     def row_changed(self) -> None:
         """Something that the own row states has changed."""
@@ -204,6 +213,7 @@ class Driver:
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         self._serve_wishes(now_us)
+        self._follow_orders(now_us)
         self._observe(facts, now_us)
 
     def _observe(self, members: tuple[MemberFacts, ...], now_us: int) -> None:
@@ -217,12 +227,22 @@ class Driver:
                     observation = Observation(tpot_us=fact.tpot_us, tokens=fact.tpot_tokens)
                     self.carry_coordinator(self.coordinator.on_observed(Slot(fact.slot), observation, now_us))
 
-    def _serve_wishes(self, now_us: int) -> None:
-        rows = tuple(
-            member.row for member in self.membership.members().values() if member.state in {"alive", "suspect"}
-        )
+    def _rows(self) -> tuple[NodeRow, ...]:
+        """Of connected members."""
+        members = self.membership.members().values()
+        return tuple(member.row for member in members if member.state in {"alive", "suspect"})
+
+    def _follow_orders(self, now_us: int) -> None:
+        """Learn what operators said elsewhere, and let the coordinator know all of it."""
         try:
-            update = self.wishes.update(rows)
+            self._row_dirty |= self.orders.adopt(self._rows(), now_us)
+        except StateError as error:
+            self.journal.tell("state_unavailable", str(error), "error")
+        self.carry_coordinator(self.coordinator.on_orders(self.orders.known(now_us), now_us))
+
+    def _serve_wishes(self, now_us: int) -> None:
+        try:
+            update = self.wishes.update(self._rows())
         except StateError as error:
             self.journal.tell("state_unavailable", str(error), "error")
             return
@@ -240,6 +260,8 @@ class Driver:
             match effect:
                 case told.Send(peer, message, lane):
                     self.transport.send(peer, message, lane)
+                case told.Dial(peer, address, "explore") if peer is not None:
+                    self.transport.explore(peer, address)
                 case told.Dial(peer, address):
                     self.transport.dial(address, peer)
                 case told.CloseConnection(peer, reason):

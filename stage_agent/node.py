@@ -30,7 +30,7 @@ from protocol.quic.mesh_files import load_membership
 from stage_agent.addresses import own_addresses, with_real_port
 from stage_agent.api.app import build_app
 from stage_agent.api.server import ApiListener, bind_api, serve_api
-from stage_agent.assembly import SERVED_SPACE, Assembled, Prepared, Switches, assemble
+from stage_agent.assembly import Assembled, Prepared, Switches, assemble
 from stage_agent.clock import monotonic_us
 from stage_agent.journal import Journal
 from stage_agent.library import LocalModel, ModelLibrary
@@ -42,6 +42,7 @@ from stage_agent.picture import Picture
 from stage_agent.probes.measure import measure_node
 from stage_agent.router.proxy import HeadProxy
 from stage_agent.runtimes.factory import engine_label
+from stage_agent.said import SERVED_SPACE, forget_said
 from stage_agent.state.store import StateStore
 
 GOODBYE_S = 0.3
@@ -171,14 +172,14 @@ async def _serve(
         settle_max_age_us=settings.links.settle_max_age_us,
         switches=switches,
     )
-    operations = Operations(driver, settings.planner, node.agent, switches, prepared.calibration, node.artifacts)
+    operations = Operations(driver, node.agent, switches, prepared.calibration, node.artifacts)
     proxy = HeadProxy(picture, node.tunnels, prepared.who.node_id, tasks)
     app = build_app(picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes())
     api = tasks.create_task(serve_api(listener, app), name="api")
     for admission in prepared.book.book.statements:
         driver.carry_membership(node.membership.spread_admission(admission, monotonic_us()))
     await node.artifacts.prepare()
-    driver.post(driver.row_changed)
+    driver.post(driver.orders_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
     notifier = SystemdNotifier()
     watchdog = tasks.create_task(_report(notifier, picture), name="systemd")
@@ -195,6 +196,7 @@ async def _serve(
     await _say_goodbye(node, switches)
     if switches.forget_mesh:
         prepared.book.forget()
+        forget_said(prepared.store)
     await proxy.close()
     for task in (api, timers, watchdog, transport):
         task.cancel()

@@ -1,30 +1,32 @@
 """The API's commands as inputs of the cores. Every answer says what began or why not; nothing is half done."""
 
 import asyncio
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from config.settings import PlannerSettings, ReplanSettings
-from coordinator.assignment.commands import Exclude as ExcludeNode
-from coordinator.assignment.commands import Lock, OperatorCommand
-from coordinator.assignment.commands import Pin as PinNode
 from coordinator.model.package import ModelPackage
+from coordinator.orders import POLICY_SETTINGS, with_setting
 from coordinator.planner.document import plan_document, refusal_document
 from coordinator.planner.explain import explain, explanation_document
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.planning import plan as compute_plan
-from coordinator.planner.problem import Calibration, LockedStage, LockedTopology, PlanningProblem
+from coordinator.planner.problem import Calibration, PlanningProblem
 from coordinator.view import ClusterView, ProblemTerms, SignalQuantiser, build_problem, facts_of
 from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
+from protocol.orders import EXCLUDE, LOCK, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder, OrderedStage
 from stage_agent.api import commands
 from stage_agent.api.commands import Accepted, AnyCommand, Refused
 from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
+from stage_agent.orders import OrderRefusedError
 from stage_agent.runtimes.reference.requests import GenerationInterrupted
+from stage_agent.said import keep_drained
 from stage_agent.stage.agent import StageAgent
 
 
@@ -33,12 +35,10 @@ class Operations:
     """See ``CommandSink``."""
 
     driver: Driver
-    planner: PlannerSettings
     agent: StageAgent
     switches: Switches
     calibration: Calibration
     artifacts: NodeArtifacts
-    excluded: set[NodeId] = field(default_factory=set)
 
     async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901, PLR0912 - one line a command
         """Carry out ``command`` or say why not."""
@@ -73,13 +73,16 @@ class Operations:
                 assert_never(command)
 
     def on_settings(self, planner: PlannerSettings, replan: ReplanSettings) -> None:
-        """The configuration was read again."""
-        self.planner = planner
+        """The configuration was read again; orders stand above it."""
         self.driver.post(
             lambda: self.driver.carry_coordinator(self.driver.coordinator.on_settings(planner, replan, monotonic_us()))
         )
 
-    def _drain(self, *, draining: bool) -> Accepted:
+    def _drain(self, *, draining: bool) -> Accepted | Refused:
+        try:
+            keep_drained(self.driver.store, drained=draining)
+        except StateError as error:
+            return Refused("not_kept", str(error), status=507)
         self.switches.draining = draining
         (self.agent.drain if draining else self.agent.resume)()
         self.driver.post(self.driver.row_changed)
@@ -109,6 +112,11 @@ class Operations:
         if not taken_back:
             return Refused("unknown_slot", f"slot {slot} serves nothing: see `stagemesh status`", status=404)
         self.driver.post(self.driver.row_changed)
+        if any(order.key == (LOCK, slot) and not order.removed for order in self.driver.orders.known(monotonic_us())):
+            # Its split was for the model that is given up; the next one is planned freely.
+            refused = self._order([_order(LOCK, slot, removed=True)])
+            if refused is not None:
+                return refused
         return Accepted({"slot": slot})
 
     # ------------------------------------------------------------------ plans
@@ -125,7 +133,7 @@ class Operations:
         if package is None:
             return Refused("unknown_slot", f"slot {command.slot} is not served: name a model", status=404)
         wanted = command.model_dump(exclude={"model", "slot", "exclude_nodes", "pin_stage0"}, exclude_none=True)
-        planner = self.planner.model_copy(update=wanted)
+        planner = self.driver.coordinator.planner.model_copy(update=wanted)
         excluded: list[NodeId] = []
         for name in command.exclude_nodes:
             found = self._node(name)
@@ -145,7 +153,7 @@ class Operations:
         package = self._package(slot)
         if package is None:
             return Refused("unknown_slot", f"slot {slot} is not served", status=404)
-        problem = self._problem(package, self.planner, (), NodeId(""))
+        problem = self._problem(package, self.driver.coordinator.planner, (), NodeId(""))
         result = await self._run(lambda: compute_plan(problem, clock_us=monotonic_us))
         if not isinstance(result, Plan):
             return _refused(result)
@@ -194,65 +202,86 @@ class Operations:
     # ------------------------------------------------------------------ constraints
 
     def _pin(self, command: commands.Pin) -> Accepted | Refused:
-        orders: list[OperatorCommand] = []
-        for what, name in (("stage0", command.stage0), ("coordinator", command.coordinator)):
+        orders: list[OperatorOrder] = []
+        for kind, name in ((PIN_STAGE0, command.stage0), (PIN_COORDINATOR, command.coordinator)):
             if name is None:
                 continue
             node_id = self._node(name) if name else NodeId("")
             if isinstance(node_id, Refused):
                 return node_id
-            orders.append(PinNode("stage0" if what == "stage0" else "coordinator", node_id))
-        self._order(orders)
-        return Accepted({"pinned": {order.what: order.node_id for order in orders if isinstance(order, PinNode)}})
+            orders.append(_order(kind, value=node_id, removed=not node_id))
+        return self._order(orders) or Accepted(
+            {"pinned": {order.kind.removeprefix("pin_"): order.value for order in orders}}
+        )
 
     def _exclude(self, command: commands.Exclude) -> Accepted | Refused:
-        orders: list[OperatorCommand] = []
+        orders: list[OperatorOrder] = []
         for name, exclude in [(each, True) for each in command.add] + [(each, False) for each in command.remove]:
-            node_id = self._node(name)
+            node_id = self._node(name, gone=not exclude)
             if isinstance(node_id, Refused):
                 return node_id
-            orders.append(ExcludeNode(node_id, exclude))
-            (self.excluded.add if exclude else self.excluded.discard)(node_id)
-        self._order(orders)
-        return Accepted({"excluded": sorted(self.excluded)})
+            orders.append(_order(EXCLUDE, node_id, removed=not exclude))
+        known = self.driver.orders.known
+        return self._order(orders) or Accepted(
+            {"excluded": [each.subject for each in known(monotonic_us()) if each.kind == EXCLUDE and not each.removed]}
+        )
 
     def _policy(self, command: commands.SetPolicy) -> Accepted | Refused:
-        self.planner = self.planner.model_copy(update=command.model_dump(exclude_none=True))
-        self.driver.post(
-            lambda: self.driver.carry_coordinator(
-                self.driver.coordinator.on_settings(self.planner, None, monotonic_us())
-            )
-        )
-        return Accepted({"policy": self.planner.model_dump(mode="json")})
+        wanted = command.model_dump(exclude_none=True, exclude={"reset"})
+        orders: list[OperatorOrder] = []
+        if command.reset:
+            standing = {order.subject for order in self.driver.orders.known(0) if order.kind == POLICY}
+            orders += [_order(POLICY, name, removed=True) for name in sorted(standing - set(wanted))]
+        for name, value in sorted(wanted.items()):
+            text = json.dumps(value)
+            if name not in POLICY_SETTINGS or with_setting(self.driver.coordinator.planner, name, text) is None:
+                return Refused("invalid_policy", f"{name} cannot be {text}", status=422)
+            orders.append(_order(POLICY, name, value=text))
+        return self._order(orders) or Accepted({"policy": self.driver.coordinator.planner.model_dump(mode="json")})
 
     def _lock(self, command: commands.LockTopology) -> Accepted | Refused:
-        stages: list[LockedStage] = []
+        stages: list[OrderedStage] = []
         for stage in command.stages:
             node_id = self._node(stage.node)
             if isinstance(node_id, Refused):
                 return node_id
-            stages.append(LockedStage(node_id, stage.layer_start, stage.layer_end))
-        topology = LockedTopology(tuple(stages), command.version, command.model, command.manifest_digest)
-        self._order([Lock(Slot(command.slot), topology if stages else None)])
-        return Accepted({"slot": command.slot, "locked": bool(stages)})
+            stages.append(OrderedStage(node_id=node_id, layer_start=stage.layer_start, layer_end=stage.layer_end))
+        order = _order(LOCK, command.slot, removed=not stages).model_copy(
+            update={
+                "stages": tuple(stages),
+                "model": command.model or "",
+                "manifest_digest": command.manifest_digest or "",
+            }
+        )
+        return self._order([order]) or Accepted({"slot": command.slot, "locked": bool(stages)})
 
-    def _order(self, orders: list[OperatorCommand]) -> None:
-        for order in orders:
-            self.driver.post(
-                lambda order=order: self.driver.carry_coordinator(  # type: ignore[misc]
-                    self.driver.coordinator.on_operator(order, monotonic_us())
-                )
-            )
+    def _order(self, orders: list[OperatorOrder]) -> Refused | None:
+        """Keep the orders, tell everybody, obey; ``None`` when done."""
+        try:
+            self.driver.orders.say(orders, monotonic_us())
+        except OrderRefusedError as error:
+            return Refused("too_many_orders", str(error))
+        except StateError as error:
+            return Refused("not_kept", str(error), status=507)
+        self.driver.post(self.driver.orders_changed)
+        return None
 
-    def _node(self, name: str) -> NodeId | Refused:
-        """A node by id, unique prefix of an id, or unique name."""
+    def _node(self, name: str, *, gone: bool = False) -> NodeId | Refused:
+        """A node by id, unique prefix of an id, or unique name; with ``gone`` also one that only an exclusion names."""
         members = self.driver.membership.members()
+        if gone and any(order.key == (EXCLUDE, name) for order in self.driver.orders.known(0)):
+            return NodeId(name)
         found = [node_id for node_id, member in members.items() if name in {node_id, member.row.name}]
         found = found or [node_id for node_id in members if node_id.startswith(name)]
         if len(found) == 1:
             return found[0]
         problem = "there is no node" if not found else "several nodes are called"
         return Refused("unknown_node", f"{problem} {name!r}: see `stagemesh peers`", status=404)
+
+
+def _order(kind: str, subject: str = "", *, value: str = "", removed: bool = False) -> OperatorOrder:
+    """An order to be said; who says it, and which version it is, the register knows."""
+    return OperatorOrder(kind=kind, subject=subject, value=value, removed=removed, author="here")
 
 
 def _refused(result: PlanRefused) -> Refused:

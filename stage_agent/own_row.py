@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from config.settings import NodeSettings
 from protocol.ids import Instance, NodeId
+from protocol.orders import OperatorOrder
 from protocol.rows import DeviceFact, ModelFact, NodeRow, ServedModel, StageFact
 
 
@@ -52,6 +53,7 @@ def build_row(
     stages: tuple[StageFact, ...],
     models: tuple[ModelFact, ...],
     serves: tuple[ServedModel, ...],
+    orders: tuple[OperatorOrder, ...],
     max_term: int,
     engine: str,
 ) -> NodeRow:
@@ -76,6 +78,7 @@ def build_row(
         stages=stages,
         models=models,
         serves=serves,
+        orders=orders,
         max_term=max_term,
         can_coordinate=settings.can_coordinate,
         can_host_stage=settings.can_host_stage,

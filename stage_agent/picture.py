@@ -8,16 +8,19 @@ from config.settings import NodeSettings
 from coordinator.assignment.effects import SlotPhase
 from coordinator.assignment.snapshot import CoordinatorSnapshot, SlotSnapshot
 from coordinator.layer_devices import layer_device
+from coordinator.orders import spoken
 from coordinator.planner.document import plan_document
 from coordinator.planner.plan import PlanRefused
 from protocol.ids import NodeId, Slot
 from protocol.membership.member import Member
+from protocol.orders import OperatorOrder
 from protocol.rows import LinkFact
 from stage_agent.api.snapshot import (
     Event,
     LinkView,
     MemberView,
     NodeSnapshot,
+    OrderView,
     SlotState,
     SlotView,
     StageView,
@@ -85,8 +88,23 @@ class Picture:
                 if member.state in {"alive", "suspect"}
                 for fact in member.row.stages
             ),
+            orders=tuple(self._order(order) for order in driver.orders.known(now_us)),
             counters=driver.journal.counters(counters.bytes["send"], counters.bytes["receive"], counters.rejected),
             quic_connections=len(driver.transport.connected),
+        )
+
+    def _order(self, order: OperatorOrder) -> OrderView:
+        narrator = self.driver.narrator
+        return OrderView(
+            kind=order.kind,
+            subject=order.subject,
+            value=order.value,
+            text=narrator.spoken(spoken(order)),
+            author=order.author,
+            author_name=narrator.name_of(order.author),
+            age_us=order.age_us,
+            version=order.version,
+            removed=order.removed,
         )
 
     def events(self, after: int = 0) -> tuple[Event, ...]:

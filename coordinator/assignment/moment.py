@@ -49,7 +49,6 @@ class Moment:
     may_start: bool = True
     """No other slot is planning or migrating."""
     force: bool = False
-    pin_stage0: str = ""
 
 
 def problem_terms(
@@ -71,5 +70,4 @@ def problem_terms(
         held_bytes=moment.held_bytes,
         locked=spec.locked,
         incumbent=() if running is None else running.nodes,
-        pin_stage0=moment.pin_stage0 or None,
     )

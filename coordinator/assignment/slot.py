@@ -169,12 +169,14 @@ class SlotCoordinator:
 
     def respecify(self, spec: ServedModelSpec) -> None:
         """Another source, priority or lock for the same model."""
-        self.spec = replace(spec, locked=spec.locked or self.spec.locked)
+        self.lock(spec.locked)
+        self.spec = spec
 
     def lock(self, topology: LockedTopology | None) -> None:
-        """An operator's exact split, or freedom again."""
-        self.spec = replace(self.spec, locked=topology)
-        self.reconsider()
+        """An operator's exact split, or freedom again; a slot that is held as before is left alone."""
+        if topology != self.spec.locked:
+            self.spec = replace(self.spec, locked=topology)
+            self.reconsider()
 
     def reconsider(self) -> None:
         """Forget what was considered or refused: a round may start."""

@@ -92,6 +92,9 @@ class OwnRow:
                 "degraded": tuple(dict.fromkeys((*wish.degraded, *labels)))[:16],
                 "devices": tuple(_older_device(device, elapsed_us) for device in wish.devices),
                 "stages": tuple(_older_stage(stage, elapsed_us) for stage in wish.stages),
+                "orders": tuple(
+                    order.model_copy(update={"age_us": order.age_us + elapsed_us}) for order in wish.orders
+                ),
                 "status": status or wish.status,
             }
         )
@@ -136,6 +139,7 @@ def _bare(row: NodeRow) -> NodeRow:
             "incarnation": 0,
             "links": (),
             "coordinate": None,
+            "orders": tuple(order.model_copy(update={"age_us": 0}) for order in row.orders),
             "devices": tuple(device.model_copy(update={"measured_age_us": None}) for device in row.devices),
             "stages": tuple(
                 stage.model_copy(

@@ -112,14 +112,19 @@ class _Reads:
         raise Problem(404, "no_plan", f"no plan for slot {slot.slot} yet: {slot.reason or slot.state}")
 
     async def explain_plan(self, request: Request) -> Response:
-        slot = _chosen_slot(self._view.snapshot(), request.query_params.get("slot"))
-        return await _submit(self._sink, commands.ExplainPlan(slot=slot.slot), 200)
+        snapshot = self._view.snapshot()
+        slot = _chosen_slot(snapshot, request.query_params.get("slot"))
+        explained = commands.ExplainPlan(slot=slot.slot)
+        return await _submit(self._sink, explained, 200, documents.orders_document(snapshot))
 
     async def plans(self, _request: Request) -> Response:
         return JSONResponse(documents.plans_document(self._view.snapshot()))
 
     async def stages(self, _request: Request) -> Response:
         return JSONResponse(documents.stages_document(self._view.snapshot()))
+
+    async def orders(self, _request: Request) -> Response:
+        return JSONResponse(documents.orders_document(self._view.snapshot()))
 
     async def models(self, _request: Request) -> Response:
         return JSONResponse(documents.models_document(self._view.snapshot()))
@@ -172,7 +177,10 @@ def _unserve(sink: commands.CommandSink) -> Handler:
     return handle
 
 
-async def _submit(sink: commands.CommandSink, command: commands.AnyCommand, success: int) -> Response:
+async def _submit(
+    sink: commands.CommandSink, command: commands.AnyCommand, success: int, beside: dict[str, Any] | None = None
+) -> Response:
+    """``beside`` is added to the answer's document."""
     try:
         async with asyncio.timeout(COMMAND_DEADLINE_S):
             answer = await sink.submit(command)
@@ -180,7 +188,7 @@ async def _submit(sink: commands.CommandSink, command: commands.AnyCommand, succ
         raise Problem(504, "node_busy", "the node did not answer in time; see its log and try again") from None
     if isinstance(answer, commands.Refused):
         raise Problem(answer.status, answer.code, answer.message, details=answer.details)
-    return JSONResponse(answer.document, success)
+    return JSONResponse(answer.document | (beside or {}), success)
 
 
 async def _body(request: Request) -> bytes:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol.orders import MAX_LOCKED_STAGES
+
 SlotName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
 NodeRef = Annotated[str, Field(max_length=64, pattern=r"^[a-zA-Z0-9_.\-]*$")]
 """A node by id, unique id prefix, or unique name; empty where that means "none"."""
@@ -90,8 +92,9 @@ class Exclude(Command):
 
 
 class SetPolicy(Command):
-    """Change the planning defaults of this node; ``None`` leaves a value."""
+    """Change what all plans of the mesh aim for; ``None`` leaves a value, ``reset`` first takes all orders back."""
 
+    reset: bool = False
     objective: Literal["interactive", "throughput", "capacity"] | None = None
     policy: Literal["must_meet_target", "best_effort"] | None = None
     target_decode_tpot_ms: float | None = Field(default=None, gt=0, le=1e9)
@@ -114,7 +117,7 @@ class LockTopology(Command):
     version: Literal[1] = 1
     model: str | None = Field(default=None, max_length=256)
     manifest_digest: str | None = Field(default=None, max_length=128)
-    stages: tuple[LockedRange, ...] = Field(default=(), max_length=1024)
+    stages: tuple[LockedRange, ...] = Field(default=(), max_length=MAX_LOCKED_STAGES)
 
 
 AnyCommand = (

@@ -37,6 +37,7 @@ def status_document(snapshot: NodeSnapshot) -> dict[str, Any]:
         },
         "members": dict(Counter(member.state for member in snapshot.members)),
         "slots": [_slot_summary(slot) for slot in snapshot.slots],
+        **orders_document(snapshot),
     }
 
 
@@ -78,6 +79,11 @@ def plans_document(snapshot: NodeSnapshot) -> dict[str, Any]:
             for slot in snapshot.slots
         ]
     }
+
+
+def orders_document(snapshot: NodeSnapshot) -> dict[str, Any]:
+    """What operators ordered and did not take back, whichever node they said it on."""
+    return {"orders": [asdict(order) for order in snapshot.orders if not order.removed]}
 
 
 def models_document(snapshot: NodeSnapshot) -> dict[str, Any]:

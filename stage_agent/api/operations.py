@@ -39,6 +39,7 @@ READS = (
     Operation("GET", f"{API}/plan/explain", "explain_plan", "Why this plan, and its best rivals", query=_SLOT),
     Operation("GET", f"{API}/plans", "plans", "Every slot with plan, epoch and state"),
     Operation("GET", f"{API}/stages", "stages", "Every agent's own word about its stages"),
+    Operation("GET", f"{API}/orders", "orders", "What operators ordered: pins, exclusions, locks, policy"),
     Operation("GET", f"{API}/models", "models", "What the mesh was asked to serve"),
     Operation("GET", f"{API}/events", "events", "What happened, oldest first", query=_EVENTS),
     Operation(

@@ -99,6 +99,26 @@ class SlotView:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderView:
+    """One standing order of an operator, known by every node."""
+
+    kind: str
+    """``pin_coordinator``, ``pin_stage0``, ``exclude``, ``lock``, ``policy``, or one that only newer versions know."""
+    subject: str
+    """The node, slot or setting that it is about; empty for pins."""
+    value: str
+    text: str
+    """For people, with names."""
+    author: str
+    """Id of the node where it was said."""
+    author_name: str
+    age_us: int
+    version: int
+    removed: bool = False
+    """Taken back; still told, so that no older word returns."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageView:
     """One node's own word about one slot."""
 
@@ -171,6 +191,7 @@ class NodeSnapshot:
     """Why the coordinator is who it is, or what is waited for, in words."""
     slots: tuple[SlotView, ...] = ()
     stages: tuple[StageView, ...] = ()
+    orders: tuple[OrderView, ...] = ()
     counters: CounterView = CounterView()
     quic_connections: int = 0
 

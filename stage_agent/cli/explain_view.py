@@ -4,6 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stage_agent.cli.mesh_view import orders_view
 from stage_agent.cli.plan_view import Document, columns, lines_view, milliseconds
 
 _RIVALS = {
@@ -22,6 +23,8 @@ def explanation_view(document: Document) -> RenderableType:
     parts: list[RenderableType] = [head, Text(), _terms(document, total), Text(), *_rivals(document)]
     if document["changes"]:
         parts += [Text(), lines_view("what would change it", document["changes"])]
+    if document.get("orders"):
+        parts += [Text(), orders_view(document["orders"])]
     return Group(*parts)
 
 

@@ -33,7 +33,18 @@ def status_view(document: dict[str, Any]) -> RenderableType:
     table.add_row("nodes", Text(members or "none"))
     if document["status"]:
         table.add_row("doing", Text(clean(document["status"])))
-    return Group(table, Text(), _slots(document["slots"]))
+    parts: list[RenderableType] = [table, Text(), _slots(document["slots"])]
+    if document.get("orders"):
+        parts += [Text(), orders_view(document["orders"])]
+    return Group(*parts)
+
+
+def orders_view(orders: list[dict[str, Any]]) -> RenderableType:
+    """What operators ordered, by whom and when: it holds until it is taken back, whoever coordinates."""
+    table = columns("order", "said on", ">age", title="operators' orders")
+    for order in orders:
+        table.add_row(Text(clean(order["text"])), Text(clean(order["author_name"])), age(order["age_us"]))
+    return table
 
 
 def _ready(document: dict[str, Any]) -> Text:

@@ -108,10 +108,13 @@ def policy_command(
     target_ms: Annotated[float | None, typer.Option("--target-ms", min=0.001, help="Wanted time per token.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, max=65_536)] = None,
     performance_aware: Annotated[bool | None, typer.Option("--performance-aware/--capacity-only")] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="First take back all that was ordered; configured again.")
+    ] = False,
     as_json: JsonOption = False,
     node: NodeOption = None,
 ) -> None:
-    """Change what plans of this node aim for; what is not given stays."""
+    """Change what all plans of the mesh aim for, whoever coordinates; what is not given stays."""
     given = {
         "objective": objective,
         "policy": policy,
@@ -119,10 +122,11 @@ def policy_command(
         "concurrency": concurrency,
         "performance_aware": performance_aware,
     }
-    body = {key: value for key, value in given.items() if value is not None}
-    if not body:
-        raise typer.BadParameter("say what to change, for example --objective throughput")
-    words = ", ".join(f"{key} = {value}" for key, value in body.items())
+    body: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if not body and not reset:
+        raise typer.BadParameter("say what to change, for example --objective throughput, or --reset")
+    words = ", ".join([*(["as configured"] if reset else []), *(f"{key} = {value}" for key, value in body.items())])
+    body |= {"reset": True} if reset else {}
     _done(post_json(node, "/api/v1/policy", body), words, as_json=as_json)
 
 

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
-from coordinator.assignment.commands import Exclude, Lock, Pin
 from coordinator.assignment.moment import ServedModelSpec
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.planner.problem import LockedStage, LockedTopology
 from coordinator.replan import Observation
 from protocol.ids import NodeId, Slot
+from protocol.orders import OperatorOrder
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
-from tests.simulation.ballot_process import GIB
+from tests.simulation.ballot_orders import exclude, lock, pin_coordinator
+from tests.simulation.ballot_world import GIB
 
 A, B, C, D = (NodeId(f"n0{number}") for number in range(4))
 SLOT = Slot("s0")
@@ -62,9 +63,9 @@ def kill(made: BallotMesh, name: str) -> None:
     made.crash(made.processes[NodeId(name)][0])
 
 
-def operate(made: BallotMesh, command) -> None:
+def operate(made: BallotMesh, *orders: OperatorOrder) -> None:
     chief = leader(made)
-    made.run_in(chief, lambda: chief.carry(chief.coordinator.on_operator(command, made.now_us)))
+    made.run_in(chief, lambda: chief.say(*orders))
 
 
 def run(made: BallotMesh, seconds: float) -> None:
@@ -217,7 +218,7 @@ def test_an_excluded_node_is_replaced_and_not_planned_again():
     made = mesh({A: 8, B: 8, C: 8}, 10)
     run(made, 30)
     unwanted = slot(made).nodes[0]
-    operate(made, Exclude(unwanted))
+    operate(made, exclude(unwanted))
     run(made, 15)
     assert unwanted not in slot(made).nodes
     assert slot(made).routable
@@ -241,7 +242,7 @@ def test_a_locked_plan_is_withdrawn_but_never_replaced_and_comes_back_with_its_n
 def test_an_operators_lock_moves_the_running_plan():
     made = mesh({A: 8, B: 8, C: 8}, 10)
     run(made, 30)
-    operate(made, Lock(SLOT, LockedTopology((LockedStage(C, 0, 4), LockedStage(B, 4, 8)))))
+    operate(made, lock(SLOT, (C, 0, 4), (B, 4, 8)))
     run(made, 20)
     assert slot(made).nodes == (C, B)
 
@@ -250,11 +251,7 @@ def test_a_pinned_coordinator_takes_over_the_running_plan():
     made = mesh({A: 16, B: 8, C: 8}, 10)
     run(made, 30)
     before = slot(made).ballot
-    for process in made.live():
-        made.run_in(
-            process,
-            lambda process=process: process.carry(process.coordinator.on_operator(Pin("coordinator", C), made.now_us)),
-        )
+    operate(made, pin_coordinator(C))
     run(made, 10)
     assert leader(made).node_id == C
     assert slot(made).ballot == before
@@ -329,15 +326,7 @@ def test_a_move_breaks_nothing_first_when_memory_allows_and_drains_first_when_no
     assert slot(made).routable
     before = slot(made).nodes[0]
     layers = made.specs[0].package.layer_count
-    operate(
-        made,
-        Lock(
-            SLOT,
-            LockedTopology(
-                (LockedStage(before, 0, layers - 1), LockedStage(B if before == A else A, layers - 1, layers))
-            ),
-        ),
-    )
+    operate(made, lock(SLOT, (before, 0, layers - 1), (B if before == A else A, layers - 1, layers)))
     gaps = 0
     for _ in range(60):
         run(made, 0.25)
