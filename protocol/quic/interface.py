@@ -53,8 +53,9 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class PeerMoved:
-    """The peer's address or path changed while it stayed connected: NAT rebinding, another interface, a better path
-    that was found beside it, UDP that went or came back. RTT is void.
+    """The peer's address, interface or path changed while it stayed connected: RTT is void.
+
+    NAT rebinding, another way to the peer, a better path found beside it, UDP that went or came back.
     """
 
     peer: NodeId

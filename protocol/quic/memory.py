@@ -80,7 +80,7 @@ class MemoryTransport:
             clock_us=network.clock_us,
             desk=desk,
             on_open=lambda _: None,
-            on_dial_failed=lambda session, reason: self.table.emit(DialFailed(session.target, reason)),
+            on_dial_failed=self._dial_failed,
         )
         self.counters = self.table.counters
         self._generation = 0
@@ -135,12 +135,16 @@ class MemoryTransport:
         """See ``Transport.close``."""
         self.table.close(peer, reason)
 
+    def _dial_failed(self, session: Session, reason: str) -> None:
+        if not session.trial:
+            self.table.emit(DialFailed(session.target, reason))
+
     def _arrive(self, near: "MemoryCarrier", address: str) -> None:
         """A handshake reaches the node at ``address``, if there is one."""
         far_node = self.network.nodes.get(address)
         if far_node is None:
             return
-        far = MemoryCarrier(far_node, self.address)
+        far = MemoryCarrier(far_node, self.address, local=address)
         near.far, far.far = far, near
         far.session = Session(far_node.table, far, dialled=False)
         far_node.table.add(far.session)
@@ -163,9 +167,11 @@ class MemoryTransport:
 class MemoryCarrier:
     """One end of a connection; see ``session.Carrier``."""
 
-    def __init__(self, node: MemoryTransport, address: str) -> None:
+    def __init__(self, node: MemoryTransport, address: str, local: str = "") -> None:
         self._node = node
         self._address = address
+        self._local = local or node.address
+        """Answers leave from the address that was dialled."""
         self.session: Session | None = None
         self.far: MemoryCarrier | None = None
         self._shut = False
@@ -229,7 +235,7 @@ class MemoryCarrier:
         if far is not None and self._node.running:
             told = "unadmitted" if reason == "refused" else reason
             self._node.network.carry(
-                self._node.address, self._address, 40, lambda: far.left(told), lossy=False, after_us=self._arrives_us
+                self._local, self._address, 40, lambda: far.left(told), lossy=False, after_us=self._arrives_us
             )
 
     def _carry(self, raw: bytes, *, lossy: bool) -> None:
@@ -239,7 +245,7 @@ class MemoryCarrier:
         self.sent_us = network.clock_us()
         self._node.counters.bytes["send"] += len(raw)
         if far is not None:
-            network.carry(self._node.address, self._address, len(raw), lambda: far.take(raw, lossy=lossy), lossy=lossy)
+            network.carry(self._local, self._address, len(raw), lambda: far.take(raw, lossy=lossy), lossy=lossy)
 
     def shaken(self, public_key: bytes) -> None:
         """The other end's half of the handshake arrives."""
