@@ -144,7 +144,8 @@ class Link:
         present = self._kinds(since_us, now_us)
         self._degraded = self._far_worse(present, None)
         recent = self._window.recent(since_us)
-        whole_minute = recent[-1][0] - recent[0][0] >= SHIFT_SPAN_US * 3 // 4
+        # Nothing is recent after a stall (or a leap of the clock) of more than a minute.
+        whole_minute = bool(recent) and recent[-1][0] - recent[0][0] >= SHIFT_SPAN_US * 3 // 4
         if whole_minute and self._far_worse(present, self._path, every=True):
             self._changes += 1
             self._changed_us = now_us

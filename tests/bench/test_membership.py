@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.membership_faults import run_seed
+from tests.simulation.membership_faults import HEALED_S, NINE, run_seed, seeds_by_kind
 from tests.simulation.membership_measures import cost, detection, false_deaths, settled_mesh, spread_s
 
 RESULTS = Path(__file__).parent / "results" / "membership.jsonl"
@@ -75,9 +75,20 @@ def test_cost_convergence_and_spread(nodes: int, join_s: int) -> None:
     assert mesh.deaths() == []
 
 
-def test_two_hundred_seeds_of_the_fault_mix() -> None:
-    worst_s = 0.0
+@pytest.mark.nightly
+def test_two_hundred_seeds_of_the_fault_mix_keep_every_invariant_and_tell_the_same_story_twice() -> None:
+    """The invariants are asserted inside ``run_seed``; every fault of the mix must have been effective in many seeds."""
+    stories = []
     for seed in range(300, 500):
-        worst_s = max(worst_s, run_seed(seed)[1])
-    record("200 seeds of the fault mix, 2-7 nodes", worst_convergence_after_healing_s=worst_s)
-    assert worst_s <= 30
+        story = run_seed(seed)
+        assert run_seed(seed) == story, f"seed {seed} told two stories"
+        stories.append(story)
+    counted = seeds_by_kind(stories)
+    worst_s = max(story.converged_s for story in stories)
+    record(
+        "200 seeds of the fault mix, 2-7 nodes, each twice",
+        worst_convergence_after_healing_s=worst_s,
+        seeds_by_kind=dict(sorted(counted.items())),
+    )
+    assert worst_s <= HEALED_S
+    assert min(counted[kind] for kind in NINE) >= 40, counted

@@ -229,10 +229,23 @@ class Mesh:
         del self.ports[number]
         self.crashed_us[self.ids[number]] = self.network.now_us
 
-    def ran_lately(self, node_id: NodeId) -> bool:
-        """Whether its process runs, or ran so shortly ago that its last messages may still be under way."""
-        running = any(port.who.node_id == node_id for port in self.ports.values())
-        return running or self.network.now_us - self.crashed_us.get(node_id, 0) < 2 * SECOND
+    def exit(self, number: int) -> None:
+        """The process ends properly."""
+        self.network.exit(self.ids[number])
+        del self.ports[number]
+        self.crashed_us[self.ids[number]] = self.network.now_us
+
+    def ran_lately(self, node_id: NodeId, observer: NodeId) -> bool:
+        """Whether its process runs, or ran so shortly ago that its last messages may still be under way.
+
+        They also wait in the queue of an observer whose loop hangs.
+        """
+        if any(port.who.node_id == node_id for port in self.ports.values()):
+            return True
+        host, since_us = self.network.hosts[observer], self.network.now_us
+        if host.frozen_until_us > since_us - 2 * SECOND:
+            since_us = min(since_us, host.frozen_since_us)
+        return since_us - self.crashed_us.get(node_id, 0) < 2 * SECOND
 
     def run(self, seconds: float) -> None:
         self.network.run_for(int(seconds * SECOND))

@@ -9,13 +9,15 @@ network connects hosts, carries messages on two lanes and breaks things on reque
 * connections: a dial needs both directions; they die by close, by crash of a host (noticed by nobody: UDP) and by idle
   time-out when one direction stays dead.
 * hosts: crash, restart, suspend/resume (the monotonic clock stands still and a clock gap is reported), stall (the loop
-  hangs, everything arrives afterwards), clock jumps (must change nothing: only ``now_us`` is used).
+  hangs, everything arrives afterwards), clock jumps (``now_us`` leaps ahead although the host ran on).
 
-Every delivery and every effect goes into a running hash: two runs of a seed must agree on it.
+Every delivery and every effect goes into a running hash: two runs of a seed must agree on it. ``happened`` counts what
+the faults really did to messages and hosts, so that a mix of faults can prove what it contained.
 """
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -26,6 +28,8 @@ IDLE_US = 45_000_000
 CONNECT_US = 3_000_000
 SEGMENT_BYTES = 1_150
 STREAM_PTO_US = 50_000
+SLOW_US = 10_000
+"""A message that takes longer than this counts as delayed."""
 
 
 class SimNetwork:
@@ -38,6 +42,7 @@ class SimNetwork:
         self.hosts: dict[str, Host] = {}
         self.traffic: dict[str, Traffic] = {}
         self.events = 0
+        self.happened: Counter[str] = Counter()
         self.after_event: Callable[[str], None] | None = None
         self._by_address: dict[str, str] = {}
         self._shapes: dict[tuple[str, str], Shape] = {}
@@ -61,7 +66,8 @@ class SimNetwork:
         host = self.hosts[name]
         host.port, host.up = port, True
         host.life += 1
-        host.suspended, host.frozen_until_us, host.frozen_for_us = False, 0, 0
+        host.suspended, host.frozen_until_us, host.frozen_since_us = False, 0, 0
+        self.happened["restart"] += host.life > 1
         self.arm(name)
 
     def shape(self, source: str, target: str) -> Shape:
@@ -88,6 +94,10 @@ class SimNetwork:
 
     def crash(self, name: str) -> None:
         """Power off: no goodbye, nobody is told."""
+        self.happened["crash"] += 1
+        self._end(name)
+
+    def _end(self, name: str) -> None:
         host = self.hosts[name]
         host.up = False
         host.port = None
@@ -100,11 +110,14 @@ class SimNetwork:
         """The process ends properly: its connections are closed and the peers notice."""
         for peer in list(self.hosts[name].links):
             self.close(name, peer)
-        self.crash(name)
+        self.happened["goodbye"] += 1
+        self._end(name)
 
     def stall(self, name: str, for_us: int) -> None:
         """The loop hangs; timers and messages wait and then come all at once."""
         host = self.hosts[name]
+        if host.frozen_until_us <= self.now_us:
+            host.frozen_since_us = self.now_us
         host.frozen_until_us = max(host.frozen_until_us, self.now_us + for_us)
         self.at(host.frozen_until_us, lambda: self.arm(name))
 
@@ -119,10 +132,19 @@ class SimNetwork:
             if host.life == life and host.port is not None:
                 host.suspended = False
                 host.asleep_us += for_us
+                self.happened["suspend"] += 1
                 host.port.on_clock_gap(for_us, self.local(name))
                 self.arm(name)
 
         self.at(self.now_us + for_us, resume)
+
+    def jump(self, name: str, by_us: int) -> None:
+        """The host's monotonic clock leaps ahead although the host ran on (a hypervisor steps a guest's clock)."""
+        host = self.hosts[name]
+        if host.port is not None and not host.suspended:
+            host.asleep_us -= by_us
+            self.happened["clock jump"] += 1
+            self.arm(name)
 
     def partition(self, sources: list[str], targets: list[str], *, blocked: bool = True) -> None:
         """Cut (or heal) every directed pair from ``sources`` to ``targets``."""
@@ -164,12 +186,19 @@ class SimNetwork:
             return
         shape = self._shapes.get((source, peer), self.default)
         if lane == "datagram":
-            if shape.blocked or shape.datagrams_blocked or self._chance(shape.loss_milli):
+            if shape.blocked or shape.datagrams_blocked:
+                self._held_back(source, peer, shape)
+                return
+            if self._chance(shape.loss_milli):
+                self.happened["loss"] += 1
                 return
             copies = 2 if self._chance(shape.duplicate_milli) else 1
+            self.happened["duplication"] += copies - 1
+            serial = traffic.datagrams
             for _ in range(copies):
                 delay = shape.delay_us + (self.random.randint(0, shape.jitter_us) if shape.jitter_us else 0)
-                self.at(self.now_us + delay, lambda: self._arrive(connection, source, peer, message, lane))
+                self.happened["delay"] += delay > SLOW_US
+                self.at(self.now_us + delay, lambda: self._arrive(connection, source, peer, message, lane, serial))
         else:
             self._send_stream(connection, source, peer, message, size)
 
@@ -299,6 +328,7 @@ class SimNetwork:
     def _send_stream(self, connection: Connection, source: str, peer: str, message: Any, size: int) -> None:
         shape = self._shapes.get((source, peer), self.default)
         if shape.blocked:
+            self._held_back(source, peer, shape)
             # The transport keeps retransmitting: try again while the connection lives.
             if connection.serial and peer in self.hosts[source].links:
                 self.at(
@@ -310,10 +340,19 @@ class SimNetwork:
                     ),
                 )
             return
-        at_us = self.now_us + self._stream_delay(shape, size)
-        at_us = max(at_us, connection.free_at_us.get(source, 0))
+        delay_us, life = self._stream_delay(shape, size), self.hosts[source].life
+        retransmitted = delay_us > shape.delay_us + shape.jitter_us
+        self.happened["loss"] += retransmitted
+        self.happened["delay"] += delay_us > SLOW_US
+        at_us = max(self.now_us + delay_us, connection.free_at_us.get(source, 0))
         connection.free_at_us[source] = at_us
-        self.at(at_us, lambda: self._arrive(connection, source, peer, message, "stream"))
+
+        def deliver() -> None:
+            # Nobody retransmits for a host that crashed meanwhile.
+            if not retransmitted or self.hosts[source].life == life:
+                self._arrive(connection, source, peer, message, "stream")
+
+        self.at(at_us, deliver)
 
     def _stream_delay(self, shape: Shape, size: int) -> int:
         if shape.blocked:
@@ -327,16 +366,26 @@ class SimNetwork:
                     timeout *= 2
         return delay
 
-    def _arrive(self, connection: Connection, source: str, peer: str, message: Any, lane: str) -> None:
+    def _held_back(self, source: str, peer: str, shape: Shape) -> None:
+        reverse = self._shapes.get((peer, source), self.default)
+        self.happened["asymmetric partition" if shape.blocked and not reverse.blocked else "partition"] += 1
+
+    def _arrive(
+        self, connection: Connection, source: str, peer: str, message: Any, lane: str, serial: int | None = None
+    ) -> None:
         host = self.hosts[peer]
         if host.port is None or host.links.get(source) is not connection:
             return
         if host.suspended:
             return
         if host.frozen_until_us > self.now_us:
-            self.at(host.frozen_until_us, lambda: self._arrive(connection, source, peer, message, lane))
+            self.happened["stall"] += 1
+            self.at(host.frozen_until_us, lambda: self._arrive(connection, source, peer, message, lane, serial))
             return
         connection.arrived_us[peer] = self.now_us
+        if serial is not None:
+            self.happened["reordering"] += serial < connection.latest.get(source, 0)
+            connection.latest[source] = max(serial, connection.latest.get(source, 0))
         self.note(f"{lane} {source} {peer} {message.type if hasattr(message, 'type') else message!r}")
         host.port.on_message(source, message, lane, self.local(peer))
         self._done(peer)

@@ -45,7 +45,7 @@ class Host:
     up: bool = True
     asleep_us: int = 0
     frozen_until_us: int = 0
-    frozen_for_us: int = 0
+    frozen_since_us: int = 0
     suspended: bool = False
     timer_at_us: int = -1
     life: int = 0
@@ -54,7 +54,7 @@ class Host:
 
 @dataclass(slots=True)
 class Connection:
-    """Between two hosts; ``free_at_us`` keeps each direction in order."""
+    """Between two hosts; ``free_at_us`` keeps each direction in order, ``latest`` is the newest datagram that arrived."""
 
     serial: int
     ends: tuple[str, str]
@@ -62,6 +62,7 @@ class Connection:
     known_to: set[str]
     free_at_us: dict[str, int] = field(default_factory=dict)
     arrived_us: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

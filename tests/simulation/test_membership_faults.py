@@ -1,17 +1,22 @@
-"""The fault mix: many seeds, every invariant after every event, each seed twice with the same story.
+"""The fault mix: seeds, every invariant after every event, each seed twice with the same story.
 
-Replay one seed with ``python -m pytest tests/simulation/test_membership_faults.py --collect-only`` to find its name.
+Here are a few seeds and those that once found something; ``tests/bench/test_membership.py`` runs two hundred (marked
+nightly and bench). Replay any seed N with ``python -c 'from tests.simulation.membership_faults import run_seed; run_seed(N)'``.
 """
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from protocol.membership.judge import Judge
 from protocol.membership.records import Records
 from protocol.membership.table import Entry
-from tests.simulation.membership_faults import run_seed
+from tests.simulation.membership_faults import NINE, run_seed
 
-KEPT_SEEDS = (6, 33)
-"""Seeds that once found a bug in the core or in a checker."""
+KEPT_SEEDS = (4, 18)
+"""Seeds that once found a bug: a clock that leaps by more than a minute left a link without recent samples (IndexError)."""
 
 
 @pytest.mark.parametrize("seed", [*range(4), *KEPT_SEEDS])
@@ -19,17 +24,28 @@ def test_a_troubled_mesh_keeps_every_invariant_and_converges_after_healing(seed:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("seed", [20, 21])
+@pytest.mark.parametrize("seed", [20, 27])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("start", range(100, 300, 10))
-def test_two_hundred_seeds_keep_every_invariant_and_tell_the_same_story_twice(start: int) -> None:
-    for seed in range(start, start + 10):
-        assert run_seed(seed) == run_seed(seed), seed
+def test_a_seed_tells_the_same_story_in_a_process_that_hashes_otherwise() -> None:
+    program = "from tests.simulation.membership_faults import run_seed; print(run_seed(14).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_every_fault_of_the_mix_is_counted_where_it_happens() -> None:
+    assert set(NINE) <= run_seed(9).kinds
 
 
 def test_the_watcher_finds_a_core_that_lets_hearsay_raise_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 from config.settings import LinkSettings, MembershipSettings
 from protocol.links import is_settled
 from protocol.membership.effects import Dial
-from tests.simulation.membership_faults import Watcher
 from tests.simulation.membership_mesh import MINUTE, SECOND, Mesh, identity
+from tests.simulation.membership_watcher import Watcher
 
 
 def revived(mesh: Mesh, number: int, since_us: int) -> list[str]:
@@ -24,9 +24,7 @@ def leave(mesh: Mesh, number: int) -> int:
     port = mesh.ports[number]
     port.carry_out(port.core.leave(port.now_us))
     mesh.run(0.5)
-    mesh.network.exit(mesh.ids[number])
-    del mesh.ports[number]
-    mesh.crashed_us[mesh.ids[number]] = mesh.network.now_us
+    mesh.exit(number)
     return mesh.network.now_us
 
 

@@ -133,6 +133,16 @@ def test_a_clock_gap_voids_what_was_measured_before() -> None:
     assert (view.rtt, view.receive, view.settled) == (None, None, False)
 
 
+def test_a_stall_of_more_than_a_minute_leaves_nothing_to_judge_and_harms_nobody() -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:80", "", 0)
+    for second in range(10):
+        link.on_rtt(500, second * SECOND)
+    link.refresh(3_600 * SECOND)
+    assert not link.settled(3_600 * SECOND)
+    assert link.min_rtt_us() == 500
+
+
 @pytest.mark.parametrize(("size", "duration_us"), [(MIB // 2 - 1, SECOND), (MIB, 99_999)])
 def test_small_or_short_transfers_say_nothing_about_bandwidth(size: int, duration_us: int) -> None:
     estimate = BandwidthEstimate(LinkSettings())
