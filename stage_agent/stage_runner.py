@@ -253,7 +253,8 @@ class StageRunner:
         engine.ready = True
         self._report(Loaded(*label))
         failure = await engine.runtime.wait_failed()
-        self._budgets[effect.slot].record_failure(monotonic_us())
+        if failure.reason != "stage_lost":  # that counts where it happened
+            self._budgets[effect.slot].record_failure(monotonic_us())
         self._release(engine)
         for each in tuple(engine.labels):
             self._engines.pop(each, None)

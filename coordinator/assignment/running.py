@@ -15,6 +15,8 @@ from protocol.fencing import PlanEpoch, epoch_from_wire
 from protocol.ids import Instance, NodeId, Slot
 from protocol.rows import StageFact
 
+LOST_ANOTHER = "load_failed: stage_lost"
+"""How an agent's detail begins when its engine ended because another stage went away: nobody is to blame for that."""
 READINESS_GRACE_US = 30_000_000
 """How long a row may lag behind the agent's ``Active`` before the mismatch counts as a lost stage."""
 
@@ -157,7 +159,7 @@ def _stage_word(running: RunningPlan, fact: StageFact | None, *, lagging: bool) 
     if fact is None or active != running.ballot:
         return (None if lagging else "not_serving"), False
     if fact.state != "serving":
-        return "stage_failed", False
+        return ("lost_a_stage" if fact.detail.startswith(LOST_ANOTHER) else "stage_failed"), False
     if fact.plan_hash != running.plan_hash:
         return "other_plan", False
     return None, False

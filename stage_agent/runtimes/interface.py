@@ -29,6 +29,7 @@ FailureReason = Literal[
     "model_unavailable",
     "range_invalid",
     "restart_budget_exhausted",
+    "stage_lost",
     "unsupported_model",
 ]
 MAX_DETAIL_CHARACTERS = 512

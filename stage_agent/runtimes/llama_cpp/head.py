@@ -40,6 +40,7 @@ _POLL_S = 0.1
 _HTTP_S = 2.0
 _PROBE_S = 30.0
 _TOKEN_S = 120.0
+_STAGE_LOST = "Remote RPC server crashed"
 _EVAL = re.compile(r"\beval time =\s*([\d.]+) ms /\s*(\d+) (?:runs|tokens)")
 
 
@@ -79,6 +80,7 @@ class Head:
         self._directory: Path | None = None
         self._assigned: dict[int, str] = {}
         self._door: Door | None = None
+        self._stage_lost = False
         self.program: Program | None = None
         self.decoded = Decoded()
 
@@ -120,6 +122,13 @@ class Head:
         """From now on this is the slot's head, for this node and its peers."""
         assert self._door is not None
         self._tunnels.open_door(http_door(self._assignment.slot), self._door)
+
+    def failure(self, program: Program) -> RuntimeFailure:
+        """Why ``program`` ended. ``stage_lost``: it gave up because an rpc-server went away, which is not its own fault."""
+        failure = program.failure()
+        if self._stage_lost and failure.reason == "engine_exited":
+            return RuntimeFailure("stage_lost", failure.detail)
+        return failure
 
     async def stop(self) -> None:
         """End the program and the tunnels; idempotent."""
@@ -193,7 +202,7 @@ class Head:
 
     async def _healthy(self, program: Program, port: int, progress: Callable[[int], None]) -> None:
         if not await program.listening(port):
-            raise program.failure()
+            raise self.failure(program)
         async with httpx.AsyncClient(timeout=_HTTP_S, trust_env=False) as client:
             while not program.ended:
                 progress(sum(listener.counters.sent_bytes for listener in self._listeners))
@@ -203,7 +212,7 @@ class Head:
                 except httpx.HTTPError:
                     pass  # not yet, or dead: then ``ended`` says so
                 await asyncio.wait([program.engine.exited], timeout=_POLL_S)
-        raise program.failure()
+        raise self.failure(program)
 
     async def _one_token(self, program: Program, port: int, key: str) -> None:
         """Some builds start well and die at the first computation: only a token proves that all stages compute."""
@@ -215,7 +224,7 @@ class Head:
         except httpx.HTTPError as error:
             await asyncio.wait([program.engine.exited], timeout=5.0)
             if program.ended:
-                raise program.failure() from None
+                raise self.failure(program) from None
             raise RuntimeFailure("engine_not_ready", f"no first token: {type(error).__name__}") from None
         if answer.status_code != httpx.codes.OK:
             raise RuntimeFailure("engine_not_ready", f"no first token: HTTP {answer.status_code} {answer.text[:200]}")
@@ -247,3 +256,5 @@ class Head:
             self._assigned[assigned[0]] = assigned[1]
         elif (timed := _EVAL.search(line)) and "prompt eval" not in line:
             self.decoded.add(round(float(timed.group(1)) * 1_000), int(timed.group(2)))
+        elif _STAGE_LOST in line:
+            self._stage_lost = True

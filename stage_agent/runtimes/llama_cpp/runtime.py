@@ -7,6 +7,7 @@ is watched by its process only: a probe that spoke to a busy rpc-server could ki
 
 import asyncio
 import time
+from typing import Any
 
 from config.settings import RuntimeSettings
 from protocol.ballots import StageAssignment
@@ -20,6 +21,9 @@ from stage_agent.runtimes.llama_cpp.program import Program, choose_port
 from stage_agent.tunnel.tunnels import Door, rpc_door
 
 _PORT_ATTEMPTS = 3
+_OWN_CAUSE_S, _PEER_CAUSE_S = 0.5, 3.0
+"""A head that lost a stage waits for the cause: its own worker's end; while loading also the lost node's word, which ends
+the attempt, so that the right node is blamed for it."""
 
 
 class LlamaCppRuntime:
@@ -78,7 +82,7 @@ class LlamaCppRuntime:
         if programs:
             await asyncio.wait([each.engine.exited for each in programs], return_when=asyncio.FIRST_COMPLETED)
             if not self._stopping.is_set():
-                failure = next(each for each in programs if each.ended).failure()
+                failure = await self._why_ended()
                 await self._stop()  # half an engine serves nobody
                 return failure
         never: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
@@ -100,10 +104,38 @@ class LlamaCppRuntime:
                 budget.record_failure(_now_us())
                 raise RuntimeFailure("engine_not_ready", f"no progress within the load deadline; {self._last_words()}")
         failure = starting.result()
+        if failure is not None and failure.reason == "stage_lost":
+            failure = await self._cause(failure, stopped)
         if failure is not None:
-            if failure.reason != "restart_budget_exhausted":
+            if failure.reason not in {"restart_budget_exhausted", "stage_lost"}:
                 budget.record_failure(_now_us())
             raise failure
+
+    async def _why_ended(self) -> RuntimeFailure:
+        """Of the programs that ended, the one that others ended because of."""
+        worker, head = self._worker, self._head
+        if worker is not None and not worker.ended:
+            assert head is not None
+            assert head.program is not None
+            failure = head.failure(head.program)
+            return await self._cause(failure, None) if failure.reason == "stage_lost" else failure
+        if worker is not None:
+            return worker.failure()
+        assert head is not None
+        assert head.program is not None
+        return head.failure(head.program)
+
+    async def _cause(self, failure: RuntimeFailure, stopped: "asyncio.Task[bool] | None") -> RuntimeFailure:
+        """``failure``, or what its cause says within a moment. Raises ``cancelled`` when the plan is ended meanwhile."""
+        events: list[asyncio.Future[Any]] = [] if self._worker is None else [self._worker.engine.exited]
+        if stopped is not None:
+            events.append(stopped)
+        if events:
+            limit_s = _OWN_CAUSE_S if stopped is None else _PEER_CAUSE_S
+            await asyncio.wait(events, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if stopped is not None and stopped.done():
+            raise RuntimeFailure("cancelled", "unloaded while the engine was starting")
+        return self._worker.failure() if self._worker is not None and self._worker.ended else failure
 
     async def _started(self, assignment: StageAssignment, grown: "_Growth") -> RuntimeFailure | None:
         """Everything up, or why not; as a value, because this is a task of the daemon's group."""

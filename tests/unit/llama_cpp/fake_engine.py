@@ -1,7 +1,8 @@
 """A stand-in for llama.cpp's two programs: real processes, real sockets, no arithmetic.
 
 ``FAKE`` chooses a fault: ``drop`` (an endpoint is silently left out), ``misplace`` (other layer map), ``sigill`` (dies at the
-first token), ``abort`` (dies with 134 when told to), ``silent`` (never healthy). As rpc-server it accepts and reads.
+first token), ``lose`` (says at the first token that an rpc-server went away, and aborts), ``worker-sigill`` (so does every
+rpc-server by SIGILL), ``silent`` (never healthy). As rpc-server it accepts and reads.
 """
 
 import http.server
@@ -21,16 +22,18 @@ def serve_rpc() -> None:
     print("Starting RPC server v4.0.3", flush=True)
     while True:
         taken, _ = listening.accept()
-        while taken.recv(65_536):
+        while said := taken.recv(65_536):
+            if said == b"compute" and os.environ.get("FAKE") == "worker-sigill":
+                os.kill(os.getpid(), signal.SIGILL)
             taken.sendall(b"ok")
         taken.close()
 
 
-def reachable(endpoint: str) -> bool:
+def reachable(endpoint: str, word: bytes = b"hello") -> bool:
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 5) as tried:
-            tried.sendall(b"hello")
+            tried.sendall(word)
             return tried.recv(2) == b"ok"
     except OSError:
         return False
@@ -59,6 +62,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
             return
         if os.environ.get("FAKE") == "sigill":
             os.kill(os.getpid(), signal.SIGILL)
+        if os.environ.get("FAKE") in {"lose", "worker-sigill"}:
+            for endpoint in value("--rpc").split(","):
+                reachable(endpoint, b"compute")
+            print("ggml-rpc.cpp:498: Remote RPC server crashed or returned malformed response", flush=True)
+            os.abort()
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -78,6 +86,7 @@ def serve_head() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in the real programs
     if "--version" in sys.argv:
         print("version: 7 (abc123)")
     elif "--list-devices" in sys.argv:

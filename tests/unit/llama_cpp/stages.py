@@ -1,4 +1,4 @@
-"""Two nodes with real transports and tunnels, a runtime each, and stand-ins for the engine."""
+"""Two nodes with real transports and tunnels, a runtime each, and stand-ins for the engine (or the engine itself)."""
 
 import asyncio
 import contextlib
@@ -45,19 +45,25 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def two_stages(
-    tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, **settings
-):
+    tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, model_path=None,
+    digest=DIGEST, source="m", cut=3, layers=8, limit=3, **settings,
+):  # fmt: skip
     alpha, beta = nodes = mesh("alpha", "beta")
+    standing_in = {
+        "llama_server": program(tmp_path),
+        "llama_rpc_server": program(tmp_path),
+        "llama_output_layer": "last",
+    }
+    environment = {"FAKE": fault} if fault else {}
     made = RuntimeSettings(
-        kind="llama_cpp", llama_server=program(tmp_path), llama_rpc_server=program(tmp_path),
-        environment={"FAKE": fault} if fault else {}, stop_grace_us=500_000, llama_output_layer="last", **settings,
-    )  # fmt: skip
+        **{"kind": "llama_cpp", "environment": environment, "stop_grace_us": 500_000, **standing_in, **settings}
+    )
     shares = (
-        StageShare(node_id=alpha.id, layer_start=0, layer_end=3, parameter_bytes=300),
-        StageShare(node_id=beta.id, layer_start=3, layer_end=8, parameter_bytes=500),
+        StageShare(node_id=alpha.id, layer_start=0, layer_end=cut, parameter_bytes=100 * cut),
+        StageShare(node_id=beta.id, layer_start=cut, layer_end=layers, parameter_bytes=100 * (layers - cut)),
     )
 
-    def model_path(_assignment):
+    def stand_in_path(_assignment):
         if wrong_model:
             raise ModelError("m.gguf is another model than the plan's")
         return tmp_path / "m.gguf"
@@ -73,13 +79,13 @@ async def two_stages(
 
             node.transport.on_bulk = serve
             context = RuntimeContext(
-                tasks=tasks, node_id=node.id, epoch=EPOCH, link=None, model_path=model_path,
-                peer_address=lambda _peer: "", budget=StartBudget(3, 60_000_000), tunnels=tunnels, engine=engines[index],
+                tasks=tasks, node_id=node.id, epoch=EPOCH, link=None, model_path=model_path or stand_in_path,
+                peer_address=lambda _peer: "", budget=StartBudget(limit, 60_000_000), tunnels=tunnels, engine=engines[index],
             )  # fmt: skip
             share = shares[index]
             assignment = StageAssignment(
-                slot="default", stage_index=index, stage_count=2, node_id=node.id, instance="1" * 32, model_digest=DIGEST,
-                model_source="m", layer_start=share.layer_start, layer_end=share.layer_end, roles=(), required_bytes=1,
+                slot="default", stage_index=index, stage_count=2, node_id=node.id, instance="1" * 32, model_digest=digest,
+                model_source=source, layer_start=share.layer_start, layer_end=share.layer_end, roles=(), required_bytes=1,
                 parameter_bytes=share.parameter_bytes, context_length=512, lanes=2, driver=alpha.id,
                 load_deadline_us=deadline_us, stages=shares,
             )  # fmt: skip

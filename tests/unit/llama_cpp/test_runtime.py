@@ -1,6 +1,7 @@
 """What the driver sees of a split over two nodes, in order and with every fault that an engine is known for."""
 
 import asyncio
+import signal
 
 import httpx
 import psutil
@@ -140,6 +141,67 @@ def test_unload_ends_a_running_load(tmp_path) -> None:
             with pytest.raises(RuntimeFailure, match="cancelled"):
                 await loading
             assert children() == []
+
+    run(main())
+
+
+def test_the_loss_of_another_stage_costs_the_head_s_node_none_of_its_starts(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="lose", limit=0) as (head, worker):
+            await worker.load()
+            for _ in range(3):
+                with pytest.raises(RuntimeFailure) as caught:
+                    await head.load()
+                assert caught.value.reason == "stage_lost"
+                assert "a stage was lost" in caught.value.detail
+
+    run(main())
+
+
+def test_a_worker_that_dies_of_a_missing_instruction_says_so_itself_and_the_head_is_not_blamed(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="worker-sigill", limit=0) as (head, worker):
+            await worker.load()
+            died = asyncio.ensure_future(worker.runtime.wait_failed())
+            with pytest.raises(RuntimeFailure) as caught:
+                await head.load()
+            assert caught.value.reason == "engine_mismatch"  # its own worker died of the same
+            failure = await asyncio.wait_for(died, 5)
+            assert failure.reason == "engine_mismatch"
+            assert "SIGILL" in failure.detail
+            assert "use another build" in failure.detail
+            assert children() == []
+
+    run(main())
+
+
+def test_a_head_that_lost_a_stage_waits_for_the_lost_node_s_word_which_ends_its_attempt(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path, fault="lose") as (head, worker):
+            await worker.load()
+            loading = asyncio.ensure_future(head.load())
+            while head.runtime._head is None or not head.runtime._head._stage_lost:  # noqa: ASYNC110 - another process decides
+                await asyncio.sleep(0.02)
+            assert not loading.done()
+            await head.runtime.unload()  # what the coordinator does when the worker's node has spoken
+            with pytest.raises(RuntimeFailure, match="cancelled"):
+                await loading
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGPIPE, "SIGPIPE"), (signal.SIGILL, "SIGILL"), (signal.SIGABRT, "aborted")]
+)
+def test_each_way_a_worker_is_known_to_die_is_seen_and_told_in_words(number, word, tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path) as (head, worker):
+            await worker.load()
+            await head.load()
+            (process,) = psutil.Process(worker.runtime._worker.engine.pid).children()
+            waiting = asyncio.ensure_future(worker.runtime.wait_failed())
+            process.send_signal(number)
+            assert word in (await asyncio.wait_for(waiting, 5)).detail
 
     run(main())
 
