@@ -1,6 +1,6 @@
 """Who belongs to a mesh: signed admissions and revocations, and the book that every node keeps of them.
 
-Theory of operation. A mesh is founded by one key: ``mesh_id`` is ``<name>.<hash of the name and the founder's key>``, so
+Theory of operation. A mesh is founded by one key: ``mesh_id`` is ``<name>.<hash of the name and the founder's keys>``, so
 whoever knows the id can recognise the founder's first statement, an admission of itself, without trusting anybody. Any
 admitted node may admit or revoke others by signing a statement; statements spread by gossip and are kept one per node.
 
@@ -8,6 +8,15 @@ A node is *admitted* when its statement is not a revocation and the signer is ad
 revocation cascade: whom a revoked key let in is out too, until another admitted node vouches for them again
 (``AdmissionBook.revoke`` returns those statements together with the revocation, so that it never surprises anybody).
 A revoked id never returns; the machine makes a new identity.
+
+Keys rotate by succession. An id is the hash of a key, so a new key is a new id; which one may follow is fixed beforehand:
+every admission names its node's ``successor``, the hash of a key that nobody has seen yet. The moment a book holds a
+statement about that key (signed by the old one), the old id is *replaced*: it is admitted no longer, and of everything its
+key ever signed only the statement about the successor still counts. So whoever finds the old key, before or after, can
+neither name another successor nor let anybody in, and books cannot disagree about who follows. The successor vouches
+again for those whom the old key admitted (``AdmissionBook.succeed``).
+
+The founder, and who succeeded it, can be revoked by nobody else: everything hangs on it.
 
 Merging is commutative and idempotent: of two statements about one node a revocation wins, then the higher version, then
 the smaller signer. A revocation counts when its signer was ever admitted here; whether an admission counts depends on the
@@ -36,9 +45,13 @@ Sign = Callable[[bytes], bytes]
 """Ed25519 signature of bytes by this node's key."""
 
 
-def mesh_id_of(name: str, founder_public_key: bytes) -> MeshId:
-    """The id of the mesh ``name`` founded by that key. ``name``: 1–24 characters of ``a-z 0-9 -`` (the caller checks)."""
-    digest = hashlib.sha256(b"stagemesh mesh 1\0" + name.encode() + b"\0" + founder_public_key).digest()[:20]
+def mesh_id_of(name: str, founder_public_key: bytes, successor: str = "") -> MeshId:
+    """The id of the mesh ``name`` founded by that key, which ``successor`` may follow.
+
+    ``name``: 1–24 characters of ``a-z 0-9 -`` (the caller checks).
+    """
+    founded = b"stagemesh mesh 1\0" + name.encode() + b"\0" + founder_public_key + successor.encode()
+    digest = hashlib.sha256(founded).digest()[:20]
     return MeshId(f"{name}.{base64.b32encode(digest).decode('ascii').lower()}")
 
 
@@ -59,6 +72,7 @@ def statement_bytes(admission: Admission) -> bytes:
             admission.revoked,
             admission.signer,
             admission.signer_public_key,
+            *([admission.successor] if admission.successor else []),
         ],
         use_bin_type=True,
     )
@@ -66,15 +80,23 @@ def statement_bytes(admission: Admission) -> bytes:
 
 
 def make_admission(
-    mesh_id: str, public_key: bytes, *, signer_public_key: bytes, sign: Sign, version: int = 1, revoked: bool = False
+    mesh_id: str,
+    public_key: bytes,
+    *,
+    signer_public_key: bytes,
+    sign: Sign,
+    version: int = 1,
+    revoked: bool = False,
+    successor: str = "",
 ) -> Admission:
-    """A signed statement about the node that owns ``public_key``."""
+    """A signed statement about the node that owns ``public_key``; ``successor`` is the id of the key that may follow."""
     unsigned = Admission(
         mesh_id=mesh_id,
         node_id=node_id_of(public_key),
         public_key=public_key,
         version=version,
         revoked=revoked,
+        successor=successor,
         signer=node_id_of(signer_public_key),
         signer_public_key=signer_public_key,
         signature=bytes(64),
@@ -104,6 +126,8 @@ class AdmissionBook:
         self.mesh_id = MeshId(mesh_id)
         self._statements: dict[NodeId, Admission] = {}
         self._admitted: set[NodeId] = set()
+        self._expected: set[str] = set()
+        """Ids that some statement names as a successor."""
         self.version = 0
         """Goes up by one whenever a statement is taken over: lets others notice a change without comparing."""
         self.merge_all(statements)
@@ -131,11 +155,32 @@ class AdmissionBook:
         held = self._statements.get(NodeId(node_id))
         return held is not None and held.revoked
 
+    def successor(self, node_id: str) -> NodeId | None:
+        """The id that took this one's place because its key was rotated; None when it stands for itself."""
+        held = self._statements.get(NodeId(node_id))
+        follows = NodeId(held.successor) if held is not None else NodeId("")
+        return follows if follows in self._statements else None
+
+    def is_barred(self, node_id: str) -> bool:
+        """Whether the id is out for good, revoked or replaced; not so one that only lost whoever vouched for it."""
+        return self.is_revoked(node_id) or self.successor(node_id) is not None
+
+    def proof_against(self, node_id: str) -> tuple[Admission, ...]:
+        """Statements that show anybody in the mesh that ``node_id`` is barred, signers first; empty when it is not."""
+        if not self.is_barred(node_id):
+            return ()
+        about = self._statements[NodeId(node_id) if self.is_revoked(node_id) else self.successor(node_id) or NodeId("")]
+        return (*self._signers(about), about)
+
+    def rests_on(self, node_id: str, other: str) -> bool:
+        """Whether ``node_id`` is admitted by way of ``other`` and would be out with it (or is it)."""
+        return any(link.node_id == other for link in self.chain(node_id))
+
     def merge(self, admission: Admission) -> bool:
         """Take over a statement. True when the book changed.
 
         False for what is known or superseded, for another mesh, a wrong signature, a signer never admitted here (send
-        the signer's statement first), and a new node beyond ``MAX_MEMBERS``.
+        the signer's statement first) or replaced, and a new node beyond ``MAX_MEMBERS``.
         """
         if admission.mesh_id != self.mesh_id:
             return False
@@ -145,10 +190,13 @@ class AdmissionBook:
             return False
         if held is None and len(self._statements) >= MAX_MEMBERS:
             return False
+        if held is not None and held.successor and admission.successor != held.successor and not admission.revoked:
+            return False  # fixed for good: or an old key could be given another heir
         if not self._may_sign(admission) or not signature_holds(admission):
             return False
         self._statements[node_id] = admission
-        if held is not None:
+        self._expected.add(admission.successor)
+        if held is not None or node_id in self._expected:
             self._admitted = {node for node in self._statements if self._reaches_founder(node)}
         elif self._reaches_founder(node_id):  # nobody can hang on a node that was unknown until now
             self._admitted.add(node_id)
@@ -175,46 +223,86 @@ class AdmissionBook:
             links.append(self._statements[NodeId(links[-1].signer)])
         return tuple(reversed(links))
 
-    def admit(self, public_key: bytes, *, signer_public_key: bytes, sign: Sign) -> Admission:
+    def admit(self, public_key: bytes, *, signer_public_key: bytes, sign: Sign, successor: str = "") -> Admission:
         """The signed admission of a newcomer, already in this book; the one held when it is admitted already.
 
-        The signer must be admitted (assert). A revoked id must be refused before (assert).
+        The signer must be admitted (assert). A barred id must be refused before (assert).
         """
         assert node_id_of(signer_public_key) in self._admitted
         node_id = node_id_of(public_key)
         held = self._statements.get(node_id)
         if held is not None and node_id in self._admitted:
             return held
-        assert held is None or not held.revoked
-        version = 1 if held is None else held.version + 1
-        made = make_admission(self.mesh_id, public_key, signer_public_key=signer_public_key, sign=sign, version=version)
+        assert not self.is_barred(node_id)
+        made = make_admission(
+            self.mesh_id,
+            public_key,
+            signer_public_key=signer_public_key,
+            sign=sign,
+            version=1 if held is None else held.version + 1,
+            successor=successor or (held.successor if held is not None else ""),
+        )
         self.merge(made)
         return made
 
+    def succeed(
+        self, public_key: bytes, new_public_key: bytes, *, sign: Sign, sign_new: Sign, successor: str
+    ) -> tuple[Admission, ...]:
+        """What makes ``new_public_key`` take the place of ``public_key``; nothing is merged yet.
+
+        Its own admission by the old key comes first, then its word for all that the old key said, revocations too. The
+        old key must be admitted and name the new one (assert). ``successor`` is the id that may follow the new key.
+        """
+        old, new = node_id_of(public_key), node_id_of(new_public_key)
+        assert old in self._admitted
+        assert self._statements[old].successor == new
+        first = make_admission(
+            self.mesh_id, new_public_key, signer_public_key=public_key, sign=sign, successor=successor
+        )
+        vouched = (
+            make_admission(
+                self.mesh_id,
+                held.public_key,
+                signer_public_key=new_public_key,
+                sign=sign_new,
+                version=held.version + 1,
+                revoked=held.revoked,
+                successor=held.successor,
+            )
+            for held in self.statements
+            if held.signer == old and held.node_id != old
+        )
+        return (first, *vouched)
+
     def revoke(self, node_id: str, *, signer_public_key: bytes, sign: Sign) -> tuple[Admission, ...]:
-        """Revoke a known id and vouch for those it admitted. The statements to spread; empty when nothing changed."""
+        """Revoke a known id and vouch for those it admitted. The statements to spread; empty when nothing changed.
+
+        The signer must be admitted, and not by way of the one it revokes (assert).
+        """
         held = self._statements.get(NodeId(node_id))
         if held is None or held.revoked:
             return ()
-        assert node_id_of(signer_public_key) in self._admitted
-        before = frozenset(self._admitted)
-        revocation = make_admission(
-            self.mesh_id,
-            held.public_key,
-            signer_public_key=signer_public_key,
-            sign=sign,
-            version=held.version + 1,
-            revoked=True,
-        )
-        self.merge(revocation)
-        made = [revocation]
-        if node_id_of(signer_public_key) in self._admitted:
-            orphans = [self._statements[orphan] for orphan in before if orphan not in self._admitted]
-            made += [
-                self.admit(orphan.public_key, signer_public_key=signer_public_key, sign=sign)
-                for orphan in sorted(orphans, key=lambda orphan: orphan.node_id)
-                if not orphan.revoked and orphan.signer == node_id
-            ]
+        signer = node_id_of(signer_public_key)
+        assert signer in self._admitted
+        assert signer == node_id or not self.rests_on(signer, node_id)
+        vouched_for = [
+            orphan
+            for orphan in self.statements
+            if orphan.signer == node_id != orphan.node_id and not orphan.revoked and node_id in self._admitted
+        ]
+        made = [
+            make_admission(
+                self.mesh_id,
+                about.public_key,
+                signer_public_key=signer_public_key,
+                sign=sign,
+                version=about.version + 1,
+                revoked=about is held,
+                successor=about.successor,
+            )
+            for about in (held, *(vouched_for if signer != node_id else ()))
+        ]
+        self.merge_all(made)
         return tuple(made)
 
     def validate(self) -> None:
@@ -227,30 +315,59 @@ class AdmissionBook:
 
     def _is_founding(self, admission: Admission) -> bool:
         """Whether this is the founder's word about itself."""
-        key = admission.signer_public_key
-        return admission.node_id == admission.signer and mesh_id_of(mesh_name(self.mesh_id), key) == self.mesh_id
+        if admission.node_id != admission.signer:
+            return False
+        name, key = mesh_name(self.mesh_id), admission.signer_public_key
+        return mesh_id_of(name, key, admission.successor) == self.mesh_id
 
     def _may_sign(self, admission: Admission) -> bool:
+        if self.successor(admission.signer) not in {None, admission.node_id}:
+            return False  # a replaced key has said its last word
         if self._is_founding(admission):
             return True
         signer = self._statements.get(NodeId(admission.signer))
         if signer is None or signer.public_key != admission.signer_public_key:
             return False
+        if admission.revoked and admission.signer != admission.node_id:
+            heir = signer.successor == admission.node_id
+            return not heir and not self._carries_all(admission.node_id)
         # A node may say of itself only that it is gone; letting oneself in needs somebody else.
         return admission.revoked or admission.signer != admission.node_id
+
+    def _carries_all(self, node_id: str) -> bool:
+        """Whether it is the founder, or succeeded it."""
+        held = self._statements.get(NodeId(node_id))
+        for _ in range(MAX_CHAIN):
+            if held is None or self._is_founding(held):
+                return held is not None
+            before = self._statements.get(NodeId(held.signer))
+            held = before if before is not None and before.successor == held.node_id else None
+        return False
+
+    def _signers(self, admission: Admission) -> tuple[Admission, ...]:
+        """Those who vouch for a statement, founder first, as far as they are held."""
+        links: list[Admission] = []
+        while len(links) < MAX_CHAIN and not self._is_founding(admission):
+            signer = self._statements.get(NodeId(admission.signer))
+            if signer is None or signer in links:
+                break
+            links.append(signer)
+            admission = signer
+        return tuple(reversed(links))
 
     def _reaches_founder(self, node_id: NodeId) -> bool:
         return self._depth(node_id) < MAX_CHAIN
 
     def _depth(self, node_id: str) -> int:
-        """Links to the founder; ``MAX_CHAIN`` when a link is missing or revoked."""
+        """Links to the founder; ``MAX_CHAIN`` when a link is missing, revoked, or replaced by another than comes next."""
+        child: str | None = None
         for depth in range(MAX_CHAIN):
             held = self._statements.get(NodeId(node_id))
-            if held is None or held.revoked:
+            if held is None or held.revoked or self.successor(node_id) not in {None, child}:
                 return MAX_CHAIN
             if self._is_founding(held):
                 return depth
-            node_id = held.signer
+            child, node_id = node_id, held.signer
         return MAX_CHAIN
 
 

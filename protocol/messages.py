@@ -61,12 +61,16 @@ class PathTake(Wire):
 
 
 class JoinRequest(Wire):
-    """The only message an unadmitted peer may send. ``proof`` binds the token's secret to both connection ids."""
+    """The only message an unadmitted peer may send. ``proof`` binds the token's secret to both connection ids.
+
+    ``successor`` is the id of the key that may follow the newcomer's (``protocol.admission``).
+    """
 
     type: Literal["join_request"] = "join_request"
     token_id: Id
     proof: Annotated[bytes, Field(min_length=32, max_length=32)]
     name: NodeName
+    successor: Annotated[str, Field(max_length=64)] = ""
 
 
 class JoinAccepted(Wire):

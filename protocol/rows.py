@@ -52,6 +52,8 @@ class LinkFact(Wire):
     bandwidth_age_us: Micros | None = None
     bandwidth_limited_by: Literal["link", "app", "cpu", "window"] | None = None
     degraded: bool = False
+    over_tcp: bool = False
+    """UDP does not pass on this link: control runs over the TLS lane."""
     shaped: bool = False
     estimated: bool = False
 
@@ -179,13 +181,17 @@ class Refutation(Wire):
 
 
 class Admission(Wire):
-    """``signer`` (an admitted node) admits or revokes ``node_id``. Signed over the canonical bytes of the other fields."""
+    """``signer`` (an admitted node) admits or revokes ``node_id``. Signed over the canonical bytes of the other fields.
+
+    ``successor`` is the id of the one key that may take this node's place; empty when its key cannot be rotated.
+    """
 
     mesh_id: Id
     node_id: Id
     public_key: Annotated[bytes, Field(min_length=32, max_length=32)]
     version: Count
     revoked: bool = False
+    successor: Annotated[str, Field(max_length=64)] = ""
     signer: Id
     signer_public_key: Annotated[bytes, Field(min_length=32, max_length=32)]
     signature: Annotated[bytes, Field(min_length=64, max_length=64)]

@@ -42,7 +42,7 @@ def encoded_bytes(fact: Fact) -> int:
         case RowVersion():
             return len(fact.node_id) + 60
         case Admission():
-            return len(fact.node_id) + len(fact.signer) + len(fact.mesh_id) + 128 + 160
+            return len(fact.node_id) + len(fact.signer) + len(fact.mesh_id) + len(fact.successor) + 128 + 176
 
 
 URGENT = ("accusation", "refutation", "admission")

@@ -48,14 +48,19 @@ class AdmissionDesk:
             return JoinRefused(reason="unknown_or_used_token")
         if not proof_holds(request.proof, self._expected(invite, joiner)):
             return JoinRefused(reason="bad_proof")
-        if invite.used_by not in {"", joiner} or book.is_revoked(joiner):
+        if invite.used_by not in {"", joiner} or book.is_barred(joiner):
             return JoinRefused(reason="unknown_or_used_token")
         if not invite.used_by and self._box.expired(invite):
             return JoinRefused(reason="expired")
         if self._identity.node_id not in book or (joiner not in book and len(book.statements) >= MAX_MEMBERS):
             return JoinRefused(reason="busy")
         self._box.use(invite, joiner)
-        book.admit(public_key, signer_public_key=self._identity.public_key, sign=self._identity.sign)
+        book.admit(
+            public_key,
+            signer_public_key=self._identity.public_key,
+            sign=self._identity.sign,
+            successor=request.successor,
+        )
         seeds = self._seeds()[:MAX_SEEDS]
         save_membership(self._state_dir, book, seeds)
         proof = book.chain(joiner)

@@ -1,4 +1,7 @@
-"""This node's key: one 0600 file, from which node id and certificate follow.
+"""This node's keys: one 0600 file, from which node id and certificate follow.
+
+The first key of the file is in use, the second is the one that may follow it (``protocol.admission``). Only the hash of
+the second ever leaves the machine before the keys are rotated; ``rotation`` says how the file changes then.
 
 The certificate is *derived*: fixed dates, a serial number from the key, and Ed25519 signatures are deterministic, so it
 is never stored and never expires. It is signed by its own key under the issuer name ``<node id> key``. aioquic peers
@@ -8,6 +11,7 @@ public key alone, a trust anchor of that issuer name (``trust_anchor``): the sta
 """
 
 import datetime as dt
+import re
 import stat
 from pathlib import Path
 
@@ -27,15 +31,19 @@ from protocol.ids import NodeId, node_id_of
 from protocol.quic.private_file import make_private_directory, read_private, write_private
 
 FILE_NAME = "identity.pem"
+KEYS_MAX = 3
+"""In use, to follow, and, while the keys are being rotated, the one after that."""
+_BLOCK = re.compile(rb"-----BEGIN [A-Z ]+-----.*?-----END [A-Z ]+-----\s*", re.DOTALL)
 _FIRST_DAY = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LAST_DAY = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
 
 
 class Identity:
-    """An Ed25519 key and what follows from it. ``repr`` shows the id only."""
+    """An Ed25519 key and what follows from it. ``repr`` shows the id only. ``next_keys`` may take its place, in order."""
 
-    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+    def __init__(self, private_key: Ed25519PrivateKey, next_keys: tuple[Ed25519PrivateKey, ...] = ()) -> None:
         self.private_key = private_key
+        self.next_keys = next_keys
         self.public_key: bytes = private_key.public_key().public_bytes_raw()
         self.node_id: NodeId = node_id_of(self.public_key)
         self.certificate = _certificate(
@@ -49,7 +57,7 @@ class Identity:
     @classmethod
     def generate(cls) -> "Identity":
         """A new one, in memory only."""
-        return cls(Ed25519PrivateKey.generate())
+        return cls(Ed25519PrivateKey.generate(), (Ed25519PrivateKey.generate(),))
 
     @classmethod
     def create(cls, state_dir: Path) -> "Identity":
@@ -57,7 +65,7 @@ class Identity:
         make_private_directory(state_dir)
         identity = cls.generate()
         try:
-            write_private(state_dir / FILE_NAME, identity.to_pem(), replace=False)
+            write_private(state_dir / FILE_NAME, identity.to_file(), replace=False)
         except FileExistsError:
             raise IdentityError(f"{state_dir / FILE_NAME} exists: this node has an identity; it is kept") from None
         return identity
@@ -71,28 +79,47 @@ class Identity:
             raise IdentityError(f"no identity in {state_dir}: run `stagemesh init` or `stagemesh join` first")
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise IdentityError(f"{path} can be read by others: run `chmod 600 {path}`")
-        try:
-            key = load_pem_private_key(content, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise IdentityError(f"{path} is not a key: restore it from a backup, or remove it and join again") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise IdentityError(
-                f"{path} holds another kind of key than Ed25519: restore it, or remove it and join again"
-            )
-        return cls(key)
+        keys = []
+        for block in _BLOCK.findall(content)[:KEYS_MAX] or [content]:
+            try:
+                key = load_pem_private_key(block, password=None)
+            except (ValueError, TypeError, UnsupportedAlgorithm):
+                raise IdentityError(
+                    f"{path} is not a key: restore it from a backup, or remove it and join again"
+                ) from None
+            if not isinstance(key, Ed25519PrivateKey):
+                raise IdentityError(
+                    f"{path} holds another kind of key than Ed25519: restore it, or remove it and join again"
+                )
+            keys.append(key)
+        return cls(keys[0], tuple(keys[1:]))
 
     @classmethod
     def exists(cls, state_dir: Path) -> bool:
         """Whether a key is stored there."""
         return (state_dir / FILE_NAME).exists()
 
+    @property
+    def successor(self) -> str:
+        """The id of the key that may follow; empty when there is none."""
+        return key_id(self.next_keys[0]) if self.next_keys else ""
+
     def sign(self, content: bytes) -> bytes:
         """Ed25519 signature (64 bytes)."""
         return self.private_key.sign(content)
 
     def to_pem(self) -> bytes:
-        """The private key as PKCS 8."""
-        return self.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        """The private key in use as PKCS 8."""
+        return _pem(self.private_key)
+
+    def to_file(self) -> bytes:
+        """What stands in the file: every key, the one in use first."""
+        return b"".join(_pem(key) for key in (self.private_key, *self.next_keys))
+
+
+def key_id(key: Ed25519PrivateKey) -> NodeId:
+    """The id of the node that uses ``key``."""
+    return node_id_of(key.public_key().public_bytes_raw())
 
 
 def certificate_key(certificate: x509.Certificate | None) -> bytes | None:
@@ -118,6 +145,10 @@ def trust_anchor(public_key: bytes) -> bytes:
         signer=Ed25519PrivateKey.generate(),
         authority=True,
     ).public_bytes(Encoding.DER)
+
+
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _issuer(node_id: NodeId) -> str:

@@ -56,7 +56,10 @@ class Joining:
             joiner=self._identity.node_id,
             inviter=self._token.inviter,
         )
-        self._carrier.write(encode(JoinRequest(token_id=self._token.token_id, proof=proof, name=self._name)))
+        request = JoinRequest(
+            token_id=self._token.token_id, proof=proof, name=self._name, successor=self._identity.successor
+        )
+        self._carrier.write(encode(request))
 
     def frame(self, raw: bytes, lane: Lane) -> None:
         """The answer; anything else ends the attempt."""

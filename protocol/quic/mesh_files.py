@@ -46,8 +46,14 @@ class Membership:
 
 def found_mesh(state_dir: Path, identity: Identity, name: str) -> Membership:
     """Create a mesh with this node as founder and only member. Raises ``IdentityError`` when it is in one already."""
-    mesh_id = mesh_id_of(name, identity.public_key)
-    founding = make_admission(mesh_id, identity.public_key, signer_public_key=identity.public_key, sign=identity.sign)
+    mesh_id = mesh_id_of(name, identity.public_key, identity.successor)
+    founding = make_admission(
+        mesh_id,
+        identity.public_key,
+        signer_public_key=identity.public_key,
+        sign=identity.sign,
+        successor=identity.successor,
+    )
     membership = Membership(mesh_id, (founding,))
     store_first(state_dir, membership)
     return membership
@@ -66,8 +72,14 @@ def store_first(state_dir: Path, membership: Membership) -> None:
 
 def save_membership(state_dir: Path, book: AdmissionBook, seeds: Iterable[str]) -> None:
     """Replace ``mesh.json``. Raises ``StateError``; the old file is then still there."""
+    save_statements(state_dir, book.mesh_id, book.statements, seeds)
+
+
+def save_statements(state_dir: Path, mesh_id: MeshId, statements: Iterable[Admission], seeds: Iterable[str]) -> None:
+    """As ``save_membership``, for statements that no book has merged yet; of two about one node the later counts."""
+    latest = {statement.node_id: statement for statement in statements}
     kept = tuple(dict.fromkeys(seeds))[:MAX_SEEDS]
-    write_private(state_dir / FILE_NAME, _encode(Membership(book.mesh_id, book.statements, kept)))
+    write_private(state_dir / FILE_NAME, _encode(Membership(mesh_id, tuple(latest.values()), kept)))
 
 
 def load_membership(state_dir: Path) -> Membership | None:
