@@ -14,8 +14,6 @@ from typing import assert_never
 
 from coordinator.assignment import effects as decided
 from coordinator.coordinator import Coordinator
-from coordinator.planner.document import plan_document
-from coordinator.planner.planning import plan as compute_plan
 from coordinator.replan import Observation
 from coordinator.view import MemberFacts, facts_of
 from protocol.ballots import (
@@ -56,6 +54,7 @@ from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
 from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
+from stage_agent.planner import compute_plan, document_of
 from stage_agent.probes.suspend import SuspendMeter
 from stage_agent.stage import effects as staged
 from stage_agent.stage.agent import StageAgent
@@ -323,7 +322,7 @@ class Driver:
                 case decided.ComputePlan():
                     self.tasks.create_task(self._compute(effect), name=f"plan {effect.slot}")
                 case decided.Publish(slot, ballot, generation, state, plan):
-                    document = None if plan is None else plan_document(plan)
+                    document = None if plan is None else document_of(plan)
                     self._publish_plan(Published(slot, ballot, generation, state, document))
                 case decided.Route(slot, node_id):
                     text = (
@@ -355,9 +354,8 @@ class Driver:
 
     async def _compute(self, effect: decided.ComputePlan) -> None:
         start_us = monotonic_us()
-        result = await asyncio.get_running_loop().run_in_executor(
-            self.planner_pool, lambda: compute_plan(effect.problem, clock_us=monotonic_us)
-        )
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self.planner_pool, compute_plan, effect.problem)
         self.journal.search.observe(monotonic_us() - start_us)
         self.post(
             lambda: self.carry_coordinator(self.coordinator.on_planned(effect.request_id, result, monotonic_us()))

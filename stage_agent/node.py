@@ -81,6 +81,8 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
             boot = store.boot()
             engine = await asyncio.to_thread(engine_label, settings.runtime)
             facts = await asyncio.to_thread(measure_node, settings, cache_dir(settings))
+            if facts.failure:
+                journal.tell("benchmark_failed", f"this node's speed is unknown: {facts.failure}", "warning")
             addresses = own_addresses(settings.listen)
             prepared = Prepared(
                 settings=settings,

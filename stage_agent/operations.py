@@ -9,10 +9,7 @@ from typing import Any, assert_never
 from config.settings import PlannerSettings, ReplanSettings
 from coordinator.model.package import ModelPackage
 from coordinator.orders import POLICY_SETTINGS, with_setting
-from coordinator.planner.document import plan_document, refusal_document
-from coordinator.planner.explain import explain, explanation_document
 from coordinator.planner.plan import Plan, PlanRefused
-from coordinator.planner.planning import plan as compute_plan
 from coordinator.planner.problem import Calibration, PlanningProblem
 from coordinator.view import ClusterView, ProblemTerms, SignalQuantiser, build_problem, facts_of
 from protocol.errors import ModelError, StateError
@@ -25,6 +22,7 @@ from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.orders import OrderRefusedError
+from stage_agent.planner import compute_plan, document_of, explanation_of, refusal_of
 from stage_agent.runtimes.reference.requests import GenerationInterrupted
 from stage_agent.said import keep_drained
 from stage_agent.stage.agent import StageAgent
@@ -144,9 +142,9 @@ class Operations:
         if isinstance(pin, Refused):
             return pin
         problem = self._problem(package, planner, tuple(excluded), pin)
-        result = await self._run(lambda: compute_plan(problem, clock_us=monotonic_us))
+        result = await self._run(lambda: compute_plan(problem))
         if isinstance(result, Plan):
-            return Accepted(plan_document(result))
+            return Accepted(document_of(result))
         return _refused(result)
 
     async def _explain(self, slot: Slot) -> Accepted | Refused:
@@ -154,12 +152,11 @@ class Operations:
         if package is None:
             return Refused("unknown_slot", f"slot {slot} is not served", status=404)
         problem = self._problem(package, self.driver.coordinator.planner, (), NodeId(""))
-        result = await self._run(lambda: compute_plan(problem, clock_us=monotonic_us))
+        result = await self._run(lambda: compute_plan(problem))
         if not isinstance(result, Plan):
             return _refused(result)
         plan = result
-        explanation = await self._run(lambda: explain(problem, plan, clock_us=monotonic_us))
-        return Accepted(explanation_document(explanation))
+        return Accepted(await self._run(lambda: explanation_of(problem, plan)))
 
     async def _run(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.driver.planner_pool, work)
@@ -285,5 +282,5 @@ def _order(kind: str, subject: str = "", *, value: str = "", removed: bool = Fal
 
 
 def _refused(result: PlanRefused) -> Refused:
-    error = refusal_document(result)["error"]
+    error = refusal_of(result)["error"]
     return Refused(error["code"], error["message"], error["details"])

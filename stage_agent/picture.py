@@ -9,7 +9,6 @@ from coordinator.assignment.effects import SlotPhase
 from coordinator.assignment.snapshot import CoordinatorSnapshot, SlotSnapshot
 from coordinator.layer_devices import layer_device
 from coordinator.orders import spoken
-from coordinator.planner.document import plan_document
 from coordinator.planner.plan import PlanRefused
 from protocol.ids import NodeId, Slot
 from protocol.membership.member import Member
@@ -29,6 +28,7 @@ from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
+from stage_agent.planner import document_of
 
 _STATES: Mapping[SlotPhase | str, SlotState] = {
     "idle": "idle",
@@ -211,7 +211,7 @@ class Picture:
         refusal, participants, routable = None, "", phase == "serving"
         if own is not None and coordinates:
             phase, participants, routable = own.state, own.participant_set_hash, own.routable
-            document = plan_document(own.plan) if own.plan is not None else document if own.routable else None
+            document = document_of(own.plan) if own.plan is not None else document if own.routable else None
             refusal = _refusal(own.refused)
         ballot = (
             own.ballot if own is not None and coordinates and own.ballot else published.ballot if published else None

@@ -11,10 +11,9 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from stage_agent.probes.host import detected_memory_bytes, processor_name, usable_cores
 
@@ -43,7 +42,7 @@ def conditions() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": detected_memory_bytes(),
         "python": platform.python_version(),
-        "numpy": np.__version__,
+        "numpy": version("numpy"),
     }
 
 

@@ -7,20 +7,18 @@ from typing import Any, Literal
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from protocol.rows import DeviceFact
-from stage_agent.probes.bandwidth import measure_bandwidth
+from stage_agent.probes.apart import BenchmarkFailed, benchmark_apart
 from stage_agent.probes.cache import load_benchmark, store_benchmark
-from stage_agent.probes.compute import measure_compute
 from stage_agent.probes.devices import MAX_DEVICES, nvidia_devices
 from stage_agent.probes.engine_bench import run_engine_bench
 from stage_agent.probes.host import available_memory_bytes, detected_memory_bytes, processor_name
-from stage_agent.probes.opencl import opencl_devices
 from stage_agent.probes.placement import layer_memory_bytes, place_layers
 
 Progress = Callable[[str, float], None]
 """``progress(what, fraction)``: what is measured now, and how much of everything is done."""
 
-_BANDWIDTH_SHARE, _COMPUTE_SHARE = 0.7, 0.2
-"""Of the budget; the rest is for asking the system."""
+_ACCELERATORS_AT = 0.9
+"""The share of the work after which accelerators are asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,9 @@ class NodeFacts:
     memory_source: Literal["measured", "shaped"]
     devices: tuple[DeviceFact, ...]
     notes: tuple[str, ...] = ()
-    """``benchmark_busy`` (others used the machine), ``benchmark_cache_suspected`` (buffer under four caches)."""
+    """``benchmark_busy`` (others used the machine), ``benchmark_cache_suspected`` (buffer under four caches),
+    ``benchmark_failed`` (no figures; ``failure`` is one line that says why)."""
+    failure: str = ""
     conditions: dict[str, Any] | None = None
     """What the figures were measured under; ``None`` when nothing was."""
 
@@ -45,26 +45,25 @@ def measure_node(
 ) -> NodeFacts:
     """Measure what the settings do not shape; blocks for about ``probe.budget_us``: run it in a thread.
 
-    A cached result of the same conditions is used unless ``fresh``. Figures that were measured while the machine was busy
+    A cached result of the same conditions is used unless ``fresh``. A daemon lives without figures that could not be
+    measured; ``fresh`` raises what went wrong. Figures that were measured while the machine was busy
     are reported and marked, but not cached.
     """
     probe, shape = settings.probe, settings.shape
     tell = progress or (lambda _what, _fraction: None)
     figures: dict[str, Any] = {}
     age_us: int | None = None
+    failure = ""
     if probe.benchmark and (shape.memory_bandwidth_bytes_per_s is None or shape.compute_flops_per_s is None):
         cached = None if fresh else load_benchmark(cache_dir, probe.max_age_us)
         if cached is not None:
             figures, age_us = cached.figures, cached.age_us
         else:
-            figures, age_us = _benchmark(probe, tell), 0
-            if fresh:  # the first OpenCL compilation takes seconds: too long for a daemon's start
-                tell("accelerators", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
-                figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
-                if probe.engine_bench_model:
-                    tell("the engine's own benchmark", _BANDWIDTH_SHARE + _COMPUTE_SHARE)
-                    figures["engine"] = asdict(run_engine_bench(probe))
-            if not figures["busy"]:
+            try:
+                figures, age_us = _benchmark(probe, tell, fresh=fresh), 0
+            except BenchmarkFailed as error:
+                failure = str(error)
+            if figures and not figures["busy"]:
                 store_benchmark(cache_dir, figures)
     memory = shape.memory_bytes if shape.memory_bytes is not None else detected_memory_bytes()
     processor = _processor(shape, figures, age_us, memory)
@@ -78,26 +77,27 @@ def measure_node(
         available_memory_bytes=min(memory, available_memory_bytes()),
         memory_source="measured" if shape.memory_bytes is None else "shaped",
         devices=devices,
-        notes=_notes(figures),
+        notes=("benchmark_failed",) if failure else _notes(figures),
+        failure=failure,
         conditions=figures or None,
     )
 
 
-def _benchmark(probe: ProbeSettings, progress: Progress) -> dict[str, Any]:
-    budget_s = probe.budget_us / 1e6
-    progress("memory bandwidth", 0.0)
-    bandwidth = measure_bandwidth(budget_s * _BANDWIDTH_SHARE, probe.busy_load_milli)
-    progress("compute", _BANDWIDTH_SHARE)
-    compute = measure_compute(budget_s * _COMPUTE_SHARE, probe.busy_load_milli)
-    return {
-        "memory_bandwidth_bytes_per_s": bandwidth.bytes_per_s,
-        "compute_flops_per_s": compute.flops_per_s,
-        "buffer_bytes": bandwidth.buffer_bytes,
-        "cache_bytes": bandwidth.cache_bytes,
-        "runs": bandwidth.trial.runs + compute.trial.runs,
-        "others_load_milli": max(bandwidth.trial.others_load_milli, compute.trial.others_load_milli),
-        "busy": bandwidth.trial.busy or compute.trial.busy,
-    }
+def _benchmark(probe: ProbeSettings, tell: Progress, *, fresh: bool) -> dict[str, Any]:
+    """In a process of its own for the daemon; right here for ``stagemesh bench``, which shows how far it is and ends."""
+    if not fresh:  # nor accelerators: the first OpenCL compilation takes seconds, too long for a daemon's start
+        tell("processor", 0.0)
+        return benchmark_apart(probe)
+    from stage_agent.probes.benchmark import run_benchmark  # numpy, which the daemon never loads for this
+    from stage_agent.probes.opencl import opencl_devices
+
+    figures = run_benchmark(probe, tell)
+    tell("accelerators", _ACCELERATORS_AT)
+    figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
+    if probe.engine_bench_model:
+        tell("the engine's own benchmark", _ACCELERATORS_AT)
+        figures["engine"] = asdict(run_engine_bench(probe))
+    return figures
 
 
 def _processor(shape: ShapeSettings, figures: dict[str, Any], age_us: int | None, memory_bytes: int) -> DeviceFact:

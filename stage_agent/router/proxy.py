@@ -12,8 +12,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import httpx
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,6 +22,9 @@ from starlette.routing import Route
 from stage_agent.api.snapshot import NodeSnapshotSource
 from stage_agent.router.heads import HeadOf, choose_slot, find_head
 from stage_agent.tunnel.tunnels import LOOPBACK, MAX_CONNECTIONS, Listener, Tunnels, http_door
+
+if TYPE_CHECKING:
+    import httpx  # at run time only when the first request comes: most nodes never forward one
 
 MAX_BODY_BYTES = 8_388_608
 BODY_DEADLINE_S = 30.0
@@ -42,7 +45,7 @@ class _Way:
     """How this node reaches one head."""
 
     head: HeadOf
-    client: httpx.AsyncClient
+    client: "httpx.AsyncClient"
     listener: Listener | None
 
     async def close(self) -> None:
@@ -88,6 +91,8 @@ class HeadProxy:
         return await self._exchange(way, request, body)
 
     async def _exchange(self, way: _Way, request: Request, body: bytes) -> Response:
+        import httpx
+
         headers = {name: request.headers[name] for name in _FORWARDED if name in request.headers}
         asked = way.client.build_request(
             request.method,
@@ -133,6 +138,8 @@ class HeadProxy:
         return way
 
     async def _open(self, head: HeadOf) -> _Way:
+        import httpx
+
         door, listener = http_door(head.slot), None
         if head.node_id == self._node_id:
             own = self._tunnels.door(door)
@@ -175,7 +182,9 @@ def _model_of(body: bytes) -> object:
     return document.get("model") if isinstance(document, dict) else None
 
 
-async def _whole(answer: httpx.Response) -> bytes:
+async def _whole(answer: "httpx.Response") -> bytes:
+    import httpx
+
     body = bytearray()
     async for piece in answer.aiter_bytes():
         body += piece
@@ -184,7 +193,9 @@ async def _whole(answer: httpx.Response) -> bytes:
     return bytes(body)
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _events(answer: "httpx.Response") -> AsyncIterator[bytes]:
+    import httpx
+
     try:
         async for piece in answer.aiter_bytes():
             yield piece
@@ -197,7 +208,7 @@ async def _events(answer: httpx.Response) -> AsyncIterator[bytes]:
 _LOST = "the plan that served this request was lost ({}); send the request again"
 
 
-def _lost(error: httpx.HTTPError) -> Response:
+def _lost(error: "httpx.HTTPError") -> Response:
     return _error(502, "plan_lost", _LOST.format(type(error).__name__), {"retry-after": str(RETRY_AFTER_S)})
 
 

@@ -1,6 +1,8 @@
 """What a node says of its hardware: measured for real within the budget, shaped when told so, cached when quiet."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from stage_agent.probes import cache
+from stage_agent.probes.benchmark import run_benchmark
 from stage_agent.probes.measure import measure_node
 
 QUICK = ProbeSettings(budget_us=300_000, busy_load_milli=1_000_000)
@@ -38,13 +41,67 @@ def test_a_restart_uses_the_cached_result_and_says_how_old_it_is(tmp_path: Path)
     assert (second.devices[0].measured_age_us or 0) > 0
 
 
+def figures(**changes: object) -> dict[str, object]:
+    """What the benchmark's process says."""
+    return {
+        "memory_bandwidth_bytes_per_s": 10**10, "compute_flops_per_s": 10**11, "buffer_bytes": 2**28,
+        "cache_bytes": 2**25, "runs": 9, "others_load_milli": 0, "busy": False, **changes,
+    }  # fmt: skip
+
+
 def test_a_busy_result_is_used_and_marked_but_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_quiet = ProbeSettings(budget_us=150_000, busy_load_milli=0)
-    monkeypatch.setattr("stage_agent.probes.trial.others_load_milli", lambda *_: 900)
-    facts = measure_node(Settings(probe=never_quiet), tmp_path)
+    monkeypatch.setattr("stage_agent.probes.measure.benchmark_apart", lambda _: figures(busy=True))
+    facts = measure_node(Settings(probe=QUICK), tmp_path)
     assert "benchmark_busy" in facts.notes
     assert facts.devices[0].memory_bandwidth_bytes_per_s
     assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_of_a_machine_that_others_use_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage_agent.probes.trial.others_load_milli", lambda *_: 900)
+    never_quiet = ProbeSettings(budget_us=150_000, busy_load_milli=0)
+    measured = run_benchmark(never_quiet, lambda _what, _fraction: None)
+    assert measured["busy"]
+    assert measured["others_load_milli"] == 900
+
+
+def test_the_daemon_measures_in_another_process_and_keeps_neither_buffers_nor_numpy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from config.settings import ProbeSettings, Settings; "
+        "from stage_agent.probes.measure import measure_node; "
+        "probe = ProbeSettings(budget_us=300_000, busy_load_milli=1_000_000); "
+        "facts = measure_node(Settings(probe=probe), Path(sys.argv[1])); "
+        "import re; peak = re.search(r'VmHWM:\\s+([0-9]+)', Path('/proc/self/status').read_text())[1]; "
+        "print(facts.devices[0].source, facts.conditions['buffer_bytes'], "
+        "peak, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    source, buffer_bytes, peak_kib, has_numpy = done.stdout.split()
+    assert (source, has_numpy) == ("measured", "False")
+    assert int(buffer_bytes) >= 2**24
+    assert int(peak_kib) < 80_000
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; sys.exit('no BLAS here')", "ended with 1: no BLAS here"),
+        ("print('nothing of use')", "cannot be read"),
+        ("import time; time.sleep(60)", "did not end within"),
+    ],
+)
+def test_a_node_starts_without_figures_when_they_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
+    (tmp_path / "broken_benchmark.py").write_text(program)
+    monkeypatch.setattr("stage_agent.probes.apart._PROGRAM", "broken_benchmark")
+    monkeypatch.setattr("stage_agent.probes.apart._GRACE_S", 0.7)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    facts = measure_node(Settings(probe=QUICK), tmp_path / "cache")
+    assert facts.notes == ("benchmark_failed",)
+    assert reason in facts.failure
+    assert (facts.devices[0].source, facts.devices[0].memory_bandwidth_bytes_per_s) == ("unknown", None)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_shaped_figures_win_are_marked_and_need_no_measurement(tmp_path: Path) -> None:
