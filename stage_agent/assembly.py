@@ -84,6 +84,7 @@ class Assembled:
     runner: StageRunner
     tunnels: Tunnels
     artifacts: NodeArtifacts
+    events: MeshEvents
 
 
 def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
@@ -136,7 +137,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     )
     events.attach(driver, membership, link, runner, agent, tunnels, artifacts)
     transport.on_bulk = events.on_bulk
-    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts)
+    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events)
 
 
 def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:

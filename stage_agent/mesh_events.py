@@ -1,5 +1,6 @@
 """What the transport reports, turned into inputs of the driver and the cores. One method an event; decides nothing."""
 
+import asyncio
 from typing import assert_never
 
 from protocol.errors import WireError
@@ -13,11 +14,15 @@ from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
+from stage_agent.path_watch import PathWatch
+from stage_agent.probes.lag import OVERLOADED_US
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from stage_agent.stage_runner import StageRunner
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.tunnel.wire import TUNNEL_KIND
+
+LOOK_S = 1.0
 
 
 class MeshEvents:
@@ -41,6 +46,7 @@ class MeshEvents:
         """The cores exist now."""
         self._driver = driver
         self._membership = membership
+        self.paths = PathWatch(membership, self._journal)
         self._link = link
         self._runner = runner
         self._agent = agent
@@ -50,6 +56,19 @@ class MeshEvents:
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
         self._driver.post(lambda: self._take(event))
+
+    async def watch(self) -> None:
+        """Look at what nobody reports, until cancelled: links that became far worse."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._driver.post(self.paths.look)
+
+    def on_loop_lag(self, late_us: int) -> None:
+        """The loop was late: nobody may be accused for that time, and a stall of more than a second costs connections."""
+        if late_us > OVERLOADED_US:
+            text = f"the loop stood still for {late_us / 1e6:.1f} s: probing rests, connections that can be spared are closed"
+            self._journal.tell("loop_lag", text, "warning", late_us=late_us)
+        self._driver.post(lambda: self._driver.carry_membership(self._membership.on_loop_lag(late_us, monotonic_us())))
 
     def address_of(self, peer: str) -> str:
         """Where ``peer`` was last connected, ``host:port``; empty when it never was."""
@@ -77,10 +96,13 @@ class MeshEvents:
         match event:
             case seen.MessageReceived(peer, message, lane):
                 driver.on_message(peer, message, lane)
-            case seen.PeerConnected(peer, address):
+            case seen.PeerConnected(peer, address, _, path, interface):
                 self._addresses[peer] = address
                 self._journal.tell("peer_connected", f"connected to {event.hello.name} at {address}", node_id=peer)
-                driver.carry_membership(membership.on_connected(peer, address, now_us))
+                self.paths.connected(event)
+                driver.carry_membership(
+                    membership.on_connected(peer, address, now_us, interface=interface, over_tcp=path == "tls")
+                )
                 driver.members_changed()
                 for told in event.hello.addresses[:1]:
                     self._book.seen(told)
@@ -91,11 +113,16 @@ class MeshEvents:
                     f"lost the connection to {driver.narrator.name_of(peer)} ({reason})",
                     node_id=peer,
                 )
+                self.paths.disconnected(peer)
                 driver.carry_membership(membership.on_disconnected(peer, now_us))
                 driver.members_changed()
-            case seen.PeerMoved(peer, address):
+            case seen.PeerMoved(peer, address, path, interface):
                 self._addresses[peer] = address
-                driver.carry_membership(membership.on_moved(peer, address, now_us))
+                self.paths.moved(event)
+                driver.carry_membership(
+                    membership.on_moved(peer, address, now_us, interface=interface, over_tcp=path == "tls")
+                )
+                driver.members_changed()
             case seen.DialFailed(address, reason):
                 self._journal.tell("dial_failed", f"no connection to {address} ({reason})", "debug")
                 driver.carry_membership(membership.on_dial_failed(address, now_us))

@@ -39,6 +39,7 @@ from stage_agent.notify import SystemdNotifier
 from stage_agent.operations import Operations
 from stage_agent.own_row import Hardware, Identification
 from stage_agent.picture import Picture
+from stage_agent.probes.lag import LagMeter
 from stage_agent.probes.measure import measure_node
 from stage_agent.router.proxy import HeadProxy
 from stage_agent.runtimes.factory import engine_label
@@ -183,6 +184,8 @@ async def _serve(
     await node.artifacts.prepare()
     driver.post(driver.orders_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
+    watch = tasks.create_task(node.events.watch(), name="paths")
+    lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag), name="loop lag")
     notifier = SystemdNotifier()
     watchdog = tasks.create_task(_report(notifier, picture), name="systemd")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _Reloader(prepared, operations, read_again))
@@ -200,7 +203,7 @@ async def _serve(
         prepared.book.forget()
         forget_said(prepared.store)
     await proxy.close()
-    for task in (api, timers, watchdog, transport):
+    for task in (api, timers, watch, lag, watchdog, transport):
         task.cancel()
 
 

@@ -179,6 +179,7 @@ class Picture:
             bandwidth_age_us=fact.bandwidth_age_us,
             bandwidth_limited_by=fact.bandwidth_limited_by,
             degraded=fact.degraded,
+            over_tcp=fact.over_tcp,
             shaped=fact.shaped,
             estimated=fact.estimated,
         )

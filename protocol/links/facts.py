@@ -45,6 +45,7 @@ def fact_of(target: NodeId, view: LinkView, now_us: int, *, shaped: bool = False
         bandwidth_age_us=None if bandwidth is None else now_us - bandwidth.at_us,
         bandwidth_limited_by=None if bandwidth is None else (send or bandwidth).limited_by,
         degraded=view.degraded,
+        over_tcp=view.over_tcp,
         shaped=shaped,
     )
 
@@ -53,13 +54,17 @@ def is_material(published: LinkMark | None, present: LinkMark) -> bool:
     """Whether the present mark is worth a new row, given what was published last."""
     if published is None:
         return present.settled or present.send_bytes_per_s is not None or present.receive_bytes_per_s is not None
-    if (published.settled, published.degraded) != (present.settled, present.degraded):
+    if _standing(published) != _standing(present):
         return True
     if present.settled and _left_band(published.min_rtt_us, present.min_rtt_us, RTT_BAND_MILLI, RTT_BAND_FLOOR_US):
         return True
     return _left_band(published.send_bytes_per_s, present.send_bytes_per_s, BANDWIDTH_BAND_MILLI, 0) or _left_band(
         published.receive_bytes_per_s, present.receive_bytes_per_s, BANDWIDTH_BAND_MILLI, 0
     )
+
+
+def _standing(mark: LinkMark) -> tuple[bool, bool, bool]:
+    return mark.settled, mark.degraded, mark.over_tcp
 
 
 def _left_band(published: int | None, present: int | None, band_milli: int, floor: int) -> bool:

@@ -36,6 +36,7 @@ class LinkMark(NamedTuple):
     min_rtt_us: int | None
     send_bytes_per_s: int | None
     receive_bytes_per_s: int | None
+    over_tcp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class LinkView:
     path_changes: int
     send: BandwidthView | None
     receive: BandwidthView | None
+    over_tcp: bool = False
 
 
 class Link:
@@ -61,6 +63,7 @@ class Link:
     def __init__(self, settings: LinkSettings) -> None:
         self._settings = settings
         self._path: Path | None = None
+        self._over_tcp = False
         self._window = RttWindow()
         self._yardstick = Yardstick()
         self._since_note = 0
@@ -74,9 +77,15 @@ class Link:
             "receive": BandwidthEstimate(settings),
         }
 
-    def on_path(self, address: str, interface: str, now_us: int) -> bool:
-        """The connection now uses this remote address; ``True`` if that is another path than before."""
+    def on_path(self, address: str, interface: str, now_us: int, *, over_tcp: bool = False) -> bool:
+        """The connection now uses this remote address; ``True`` if that is another path than before.
+
+        An interface that was or is not known (empty) makes no other path. ``over_tcp``: UDP does not pass.
+        """
+        self._over_tcp = over_tcp
         path = Path(host_of(address), interface)
+        if self._path is not None and self._path.host == path.host and not (interface and self._path.interface):
+            path = self._path = Path(path.host, interface or self._path.interface)
         if path == self._path:
             return False
         if self._path is not None:
@@ -166,6 +175,7 @@ class Link:
             self._window.minimum_us,
             None if send is None else send.bytes_per_s,
             None if receive is None else receive.bytes_per_s,
+            self._over_tcp,
         )
 
     def view(self, now_us: int) -> LinkView:
@@ -184,6 +194,7 @@ class Link:
             path_changes=self._changes,
             send=self._bandwidth["send"].view(now_us),
             receive=self._bandwidth["receive"].view(now_us),
+            over_tcp=self._over_tcp,
         )
 
     def best_of(self, host: str) -> int | None:

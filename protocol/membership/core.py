@@ -91,6 +91,8 @@ class Membership:
         self._issuer = Issuer(self._ground, self._own, self._prober, self._records)
         self._exchange = Exchange(self._ground, self._own, self._judge, self._prober, self._records, self._issuer)
         self._shed_us = now_us - 2**40
+        self._stalled_us = now_us - 2**40
+        """When the latest stall of the loop ended."""
         self._started = False
         self._left = False
 
@@ -108,12 +110,14 @@ class Membership:
             self._issuer.issue(now_us)
         return self._ground.drain(now_us)
 
-    def on_connected(self, peer: NodeId, address: str, now_us: int, *, interface: str = "") -> list[Effect]:
+    def on_connected(
+        self, peer: NodeId, address: str, now_us: int, *, interface: str = "", over_tcp: bool = False
+    ) -> list[Effect]:
         """An admitted peer is connected (again, or by another path): rows and digests are exchanged at once."""
         ground = self._ground
         fresh = peer not in ground.connections
-        ground.connections[peer] = Connection(address, now_us)
-        ground.links.link(peer).on_path(address, interface, now_us)
+        ground.connections[peer] = Connection(address, now_us, over_tcp)
+        ground.links.link(peer).on_path(address, interface, now_us, over_tcp=over_tcp)
         self._dialler.connected(peer, address, now_us)
         if not self._left:
             self._exchange.greet(peer, fresh=fresh)
@@ -125,12 +129,17 @@ class Membership:
             ground.timers.set("knock", peer, now_us + KNOCK_US)
         return ground.drain(now_us)
 
-    def on_moved(self, peer: NodeId, address: str, now_us: int, *, interface: str = "") -> list[Effect]:
-        """A living connection changed its remote address or interface. A different port alone is the same path."""
+    def on_moved(
+        self, peer: NodeId, address: str, now_us: int, *, interface: str = "", over_tcp: bool = False
+    ) -> list[Effect]:
+        """A living connection changed its remote address or interface. A different port alone is the same path.
+
+        ``over_tcp``: UDP does not pass on it (any more), which this node's row says.
+        """
         connection = self._ground.connections.get(peer)
         if connection is not None:
-            connection.address = address
-            self._ground.links.link(peer).on_path(address, interface, now_us)
+            connection.address, connection.over_tcp = address, over_tcp
+            self._ground.links.link(peer).on_path(address, interface, now_us, over_tcp=over_tcp)
         return self._ground.drain(now_us)
 
     def on_disconnected(self, peer: NodeId, now_us: int) -> list[Effect]:
@@ -202,9 +211,13 @@ class Membership:
         return ground.drain(now_us)
 
     def on_loop_lag(self, lag_us: int, now_us: int) -> list[Effect]:
-        """The event loop was late: this node rests from probing and says so; above 1 s it sheds what it can spare."""
+        """The event loop was late: this node rests from probing and says so; above 1 s it sheds what it can spare.
+
+        A stall that is told twice, by two timers that were due before it ended, counts once.
+        """
         ground = self._ground
-        if lag_us > LATE_US:
+        if lag_us > LATE_US and now_us - lag_us > self._stalled_us:
+            self._stalled_us = now_us
             self._prober.lagged(lag_us, now_us)
             self._issuer.conditions.lagged(now_us)
         if lag_us > SHED_LAG_US and now_us - self._shed_us > 10 * SHED_LAG_US:

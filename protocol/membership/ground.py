@@ -26,6 +26,8 @@ class Connection:
 
     address: str
     since_us: int
+    over_tcp: bool = False
+    """UDP does not pass."""
     probed_us: int = -(2**53)
 
 

@@ -59,7 +59,7 @@ class Issuer:
     def _present_labels(self, now_us: int) -> tuple[str, ...]:
         return self.conditions.labels(
             now_us,
-            blocked=bool(self._prober.blocked),
+            blocked=bool(self._prober.blocked) or any(each.over_tcp for each in self._ground.connections.values()),
             degraded=self._ground.links.degraded,
             conflict=in_conflict(self._records.conflict_us, self._ground.settings, now_us),
         )

@@ -68,6 +68,8 @@ class LinkView:
     bandwidth_age_us: int | None = None
     bandwidth_limited_by: str | None = None
     degraded: bool = False
+    over_tcp: bool = False
+    """UDP does not pass: control runs over the TLS lane."""
     shaped: bool = False
     estimated: bool = False
 

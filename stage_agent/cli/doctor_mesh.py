@@ -92,6 +92,9 @@ def check_link(link: dict[str, Any]) -> Finding:
             f"{_rtt(link)}, much slower than it was",
             "look for Wi-Fi instead of cable, a VPN or a relay on the way",
         )
+    if link.get("over_tcp"):
+        step = "open its UDP port both ways: over TCP one lost packet holds up everything behind it"
+        return Finding(name, "note", f"{_rtt(link)}, UDP does not pass, control runs over TCP", step)
     if not link["settled"]:
         return Finding(name, "note", f"{_rtt(link)}, not settled yet", "wait for 2 samples over 5 s")
     return Finding(name, "ok", _rtt(link) + (" (shaped)" if link["shaped"] else ""))

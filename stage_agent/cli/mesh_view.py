@@ -110,7 +110,7 @@ def links_view(document: dict[str, Any]) -> RenderableType:
         return Text("no links measured yet", style="dim")
     table = columns("link", ">RTT", ">jitter", ">samples", "newest", "settled", ">send", ">receive", "limited by", "")
     for link in document["links"]:
-        words = [word for word in ("shaped", "estimated", "degraded") if link[word]]
+        words = [word.replace("_", " ") for word in ("shaped", "estimated", "degraded", "over_tcp") if link.get(word)]
         table.add_row(
             Text(f"{clean(link['source_name'])} → {clean(link['target_name'])}"),
             _time(link["rtt_us"]),
@@ -121,7 +121,7 @@ def links_view(document: dict[str, Any]) -> RenderableType:
             rate(link["send_bytes_per_s"]),
             rate(link["receive_bytes_per_s"]),
             Text(link["bandwidth_limited_by"] or UNKNOWN, style="dim"),
-            Text(", ".join(words), style="red" if link["degraded"] else "dim"),
+            Text(", ".join(words), style="red" if link["degraded"] or link.get("over_tcp") else "dim"),
         )
     return table
 

@@ -6,6 +6,7 @@ Above ``DEGRADED_US`` a node must stop probing others (it would report its own l
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Literal
 
@@ -44,10 +45,13 @@ class LagMeter:
             return "overloaded"
         return "degraded" if lag_us > DEGRADED_US else "ok"
 
-    async def run(self) -> None:
-        """Measure this loop until cancelled."""
+    async def run(self, late: Callable[[int], None]) -> None:
+        """Measure this loop until cancelled; ``late`` hears at once of every lateness over ``DEGRADED_US``."""
         while True:
             due_us = monotonic_ns() // 1_000 + INTERVAL_US
             await asyncio.sleep(INTERVAL_US / 1e6)
             now_us = monotonic_ns() // 1_000
-            self.record(max(0, now_us - due_us), now_us)
+            late_us = max(0, now_us - due_us)
+            self.record(late_us, now_us)
+            if late_us > DEGRADED_US:
+                late(late_us)

@@ -10,10 +10,10 @@ from protocol.quic.interface import DialFailed, MessageReceived, PeerConnected, 
 from tests.integration.transport_mesh import Node, eventually, identities, now_us, run, running
 
 LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-HOSTS = pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - tests on loopback
+HOSTS = pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 
 
-def everywhere(tmp_path, shapes="", *, host="0.0.0.0"):  # noqa: S104 - tests on loopback
+def everywhere(tmp_path, shapes="", *, host="0.0.0.0"):
     """Two nodes bound to every address of this machine, so that each is reached at 127.0.0.1 and at 127.0.0.2."""
     file = tmp_path / "shapes.toml"
     file.write_text(shapes)
