@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from stage_agent.cli.client import post_json
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -30,6 +32,33 @@ def test_a_dead_coordinator_is_followed_by_another_and_the_answer_stays(five) ->
     five.mesh.start(coordinator)
     five.mesh.wait_for_api(coordinator, 40)
     five.watch.until("everybody back", 60, five.watch.everybody_alive)
+
+
+def test_an_exclusion_said_at_a_coordinator_that_dies_is_obeyed_by_the_next(five) -> None:
+    slot = five.wait_until_serving()
+    author = five.watch.coordinator()
+    unwanted = next(name for name in names_of(five, slot)[::-1] if name != author.name)
+
+    def everywhere(orders: list[tuple[str, str]]) -> bool:
+        told = [five.watch.status(node)["orders"] for node in five.watch.running()]
+        return all([(each["text"], each["author_name"]) for each in known] == orders for known in told)
+
+    post_json(author.api, "/api/v1/exclude", {"add": [unwanted]})
+    ordered = [(f"exclude {unwanted}", author.name)]
+    five.watch.until("everybody knows the order", 20, lambda: everywhere(ordered))
+    five.mesh.kill(author)
+    five.watch.until("another coordinator", 60, lambda: five.watch.coordinator() is not None)
+    obeyed = {unwanted, author.name}
+    five.watch.until("a plan without both", 60, lambda: not obeyed & set(names_of(five, five.wait_until_serving())))
+    assert five.answers() == five.whole
+    five.mesh.start(author)
+    five.mesh.wait_for_api(author, 40)
+    assert five.watch.status(author)["orders"][0]["text"].startswith("exclude "), "kept on its own disk"
+    five.watch.until("everybody back", 60, five.watch.everybody_alive)
+    assert everywhere(ordered)
+    assert unwanted not in names_of(five, five.wait_until_serving())
+    post_json(five.node(unwanted).api, "/api/v1/exclude", {"remove": [unwanted]})
+    five.watch.until("the order is taken back", 20, lambda: everywhere([]))
 
 
 def test_a_third_of_all_packets_lost_changes_no_answer(five) -> None:
