@@ -259,10 +259,8 @@ class Driver:
             match effect:
                 case told.Send(peer, message, lane):
                     self.transport.send(peer, message, lane)
-                case told.Dial(peer, address, "explore") if peer is not None:
-                    self.transport.explore(peer, address)
-                case told.Dial(peer, address):
-                    self.transport.dial(address, peer)
+                case told.Dial():
+                    self._dial(effect)
                 case told.CloseConnection(peer, reason):
                     self.transport.close(peer, reason if reason in {"revoked", "duplicate"} else "closed")
                 case told.MemberChanged(node_id, _, new):
@@ -335,6 +333,12 @@ class Driver:
                     self.narrator.decision(decision)
                 case _:
                     assert_never(effect)
+
+    def _dial(self, wanted: told.Dial) -> None:
+        if wanted.purpose == "explore" and wanted.peer is not None:
+            self.transport.explore(wanted.peer, wanted.address)
+        else:
+            self.transport.dial(wanted.address, wanted.peer)
 
     def _send(self, peer: NodeId, message: Message) -> None:
         if peer == self.node_id:

@@ -169,7 +169,7 @@ def test_a_move_whose_agreement_is_lost_with_the_old_connection_is_still_a_move(
 
     two.table.trials._promote = silently
     held = one.table.taken
-    one.table.taken = lambda session: True
+    one.table.taken = lambda _session: True
     universe.run(6_000_000)
     one.table.taken = held
     assert one.connected[second].address == "cable1:1"
