@@ -6,6 +6,7 @@ process's CPU, the application at this end, or the link (at the sending end this
 """
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Direction, LimitedBy
+from protocol.quic.tls_socket import TlsTransport
 
 BUFFER_BYTES = 1_048_576
 """Per stream and direction: read ahead, and written but not yet taken by the kernel."""
@@ -92,6 +94,22 @@ class Meter:
         self.cpu_begun_us = time.process_time_ns() // 1_000
 
 
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A bulk stream's connection in other hands: a thread of the borrower's is the only one to touch ``channel``.
+
+    ``early`` came before. Samples go to ``observe``, on the loop. The transport breaks the connection under the borrower
+    when the peer is not admitted any more; only ``give_back``, on the loop, closes the socket.
+    """
+
+    channel: ssl.SSLSocket
+    early: bytes
+    link: ShapedLink | None
+    observe: Observe
+    idle_s: float
+    give_back: Callable[[], None]
+
+
 class BulkReader:
     """The receiving half. Raises ``TimeoutError`` when nothing comes for ``timeout_s``."""
 
@@ -123,6 +141,11 @@ class BulkReader:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    async def rest(self) -> bytes:
+        """What has come and was not read; nothing more will."""
+        self._reader.feed_eof()
+        return await self._reader.read()
 
 
 class BulkWriter:
@@ -171,6 +194,23 @@ class BulkWriter:
             self._writer.close()
         except (OSError, TimeoutError):
             self.abort()
+
+    async def lend(self, reader: BulkReader) -> Loan:
+        """Both halves of the stream to a thread, for good. Raises ``OSError`` or ``TimeoutError`` like ``drain``."""
+        await self.drain()
+        transport = self._writer.transport
+        assert isinstance(transport, TlsTransport)
+        async with asyncio.timeout(self._timeout_s):
+            if self._delay_line is not None:
+                await self._delay_line.flush()
+            transport.set_write_buffer_limits(high=1)
+            await self._writer.drain()
+        if transport.is_closing():
+            raise ConnectionResetError("the peer is gone")
+        channel = transport.lend()
+        link = self._delay_line.link if self._delay_line is not None else None
+        observe = self.meter.observe
+        return Loan(channel, await reader.rest(), link, observe, self._timeout_s, transport.give_back)
 
     def abort(self) -> None:
         """Drop the connection at once."""

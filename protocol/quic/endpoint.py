@@ -270,7 +270,7 @@ class QuicTransport:
 
     async def _sweep_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
-        sweeps, worst_s, recent_s = 0, 0.0, 0.0
+        sweeps, worst_s, recent_s, version = 0, 0.0, 0.0, self.table.book.version
         while True:
             due_s = loop.time() + SWEEP_S
             await asyncio.sleep(SWEEP_S)
@@ -281,6 +281,10 @@ class QuicTransport:
                 self._slow_sweep()
             self.counters.loop_lag_us = round(max(worst_s, recent_s) * 1_000_000)
             self.table.sweep()
+            if version != self.table.book.version:
+                version = self.table.book.version
+                if self._lane is not None:
+                    self._lane.cut_strangers()
 
     def _slow_sweep(self) -> None:
         self.table.follow()

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import msgpack
 
@@ -18,12 +19,13 @@ from protocol.codec import LENGTH_BYTES, frame, unpack
 from protocol.errors import AddressError, WireError
 from protocol.ids import NodeId
 from protocol.quic.address import SocketAddress, shown
-from protocol.quic.bulk import BUFFER_BYTES, BulkReader, BulkWriter, Observe
+from protocol.quic.bulk import BulkReader, BulkWriter, Observe
 from protocol.quic.carrier import CONTROL_TYPE
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import TransportCounters
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.tls import LaneContexts, peer_of
+from protocol.quic.tls_socket import shake_hands, streams
 
 BULK_TYPE = b"\x02"
 ACCEPTED = b"\x06"
@@ -66,11 +68,18 @@ class TcpLane:
         self._on_bulk = on_bulk
         self._shaking = 0
         self._streams: dict[NodeId, int] = {}
+        self._carried: WeakKeyDictionary[asyncio.WriteTransport, NodeId] = WeakKeyDictionary()
 
     @property
     def strangers(self) -> int:
         """Connections whose handshake is not over."""
         return self._shaking
+
+    def cut_strangers(self) -> None:
+        """Break the bulk streams, both ways, of everybody who is not admitted any more."""
+        for transport, peer in list(self._carried.items()):
+            if not self._host.admitted(peer):
+                transport.abort()
 
     async def serve(self, listening: socket.socket) -> None:
         """Accept for ever."""
@@ -117,20 +126,17 @@ class TcpLane:
     def _bulk(
         self, peer: NodeId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[BulkReader, BulkWriter]:
+        self._carried[writer.transport] = peer
         observe, idle_s = self._host.observe(peer), self._host.settings.idle_timeout_us / 1_000_000
         return BulkReader(reader, observe, idle_s), BulkWriter(writer, observe, idle_s, self._host.link(peer))
 
     async def _connect(self, where: SocketAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         seconds = self._host.settings.connect_timeout_us / 1_000_000
+        host = where[0].removeprefix("::ffff:") if "." in where[0] else where[0]
         async with asyncio.timeout(seconds):
-            return await asyncio.open_connection(
-                where[0].removeprefix("::ffff:") if "." in where[0] else where[0],
-                where[1],
-                ssl=self._host.contexts.client(),
-                server_hostname="",
-                ssl_handshake_timeout=seconds,
-                limit=BUFFER_BYTES,
-            )
+            plain = await _connected(host, where[1])
+            context = self._host.contexts.client()
+            return streams(await shake_hands(plain, context, server_side=False, seconds=seconds))
 
     async def _accepted(self, accepted: socket.socket) -> None:
         self._shaking += 1
@@ -150,24 +156,16 @@ class TcpLane:
             writer.close()  # lets what the kernel still holds arrive; an abort here could cut an answer off
 
     async def _shake_hands(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
+        seconds = self._host.settings.connect_timeout_us / 1_000_000
         try:
-            # uvloop returns its own TLS layer as the protocol here, asyncio the one from the factory: use neither.
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
-                accepted,
-                ssl=self._host.contexts.server(),
-                ssl_handshake_timeout=self._host.settings.connect_timeout_us / 1_000_000,
-            )
+            channel = await shake_hands(accepted, self._host.contexts.server(), server_side=True, seconds=seconds)
         except ssl.SSLError:  # most often a stranger: its certificate has no anchor here
             self._host.counters.reject("unadmitted")
             return None
         except OSError:
             self._host.counters.reject("tls_failed")
             return None
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return streams(channel)
 
     async def _dispatch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         proven = peer_of(writer)
@@ -202,6 +200,24 @@ class TcpLane:
                 del self._streams[peer]
             taking.meter.report()
         await giving.close()
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A TCP connection to the first address of ``host`` that answers. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for position, (family, kind, proto, _, address) in enumerate(found):
+        plain = socket.socket(family, kind, proto)
+        try:
+            plain.setblocking(False)
+            await loop.sock_connect(plain, address)
+        except BaseException as error:
+            plain.close()
+            if not isinstance(error, OSError) or position == len(found) - 1:
+                raise
+        else:
+            return plain
+    raise ConnectionRefusedError(f"{host} has no address")
 
 
 async def _ask(

@@ -4,8 +4,8 @@ asyncio's own TLS keeps the connection's state in memory buffers inside the even
 socket itself: two copies fewer, and a stream that outgrows the loop can be lent to a thread (``lend``), which then is the
 only one to touch it. OpenSSL's objects are not safe under two threads: one thread per connection, both directions.
 
-Unlike asyncio's, this transport stays writable after the peer has ended its direction, as TLS 1.3 allows. A stream that
-ends without the peer's goodbye is a fault, never an end.
+Unlike asyncio's, this transport stays writable after the peer has ended its direction, as TLS 1.3 allows. Like asyncio's
+it takes the end of the connection for the end of the bytes: whoever speaks here must frame what it says.
 """
 
 import asyncio
@@ -17,8 +17,11 @@ from collections.abc import Iterable
 
 PIECE_BYTES = 65_536
 """Encrypted without a pause: a few hundredths of a millisecond of one core."""
-BATCH_BYTES = 262_144
-"""Decrypted without a pause."""
+BATCH_BYTES = 131_072
+"""Decrypted without a pause; a buffer of this size per connection."""
+REFUSED_READS = 4
+RECORD_BYTES = 16_384
+"""The most that one read of TLS gives."""
 BUFFER_BYTES = 1_048_576
 GOODBYE_S = 5.0
 """How long a closed connection waits for the peer's own goodbye: a reset could cut off what is still on its way."""
@@ -32,9 +35,7 @@ async def shake_hands(
     with contextlib.suppress(OSError):  # a UNIX socket in a test has no such option
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        channel = context.wrap_socket(
-            plain, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=False
-        )
+        channel = context.wrap_socket(plain, server_side=server_side, do_handshake_on_connect=False)
     except OSError:
         plain.close()
         raise
@@ -50,8 +51,17 @@ async def shake_hands(
                 else:
                     return channel
     except BaseException:
-        channel.close()
+        _close_after_refusal(channel)
         raise
+
+
+def _close_after_refusal(channel: ssl.SSLSocket) -> None:
+    """Read past what has come: closing over unread bytes is a reset, and a reset can take the alert from the peer."""
+    with contextlib.suppress(OSError):
+        for _ in range(REFUSED_READS):
+            if not socket.socket.recv(channel, PIECE_BYTES):
+                break
+    channel.close()
 
 
 async def _ready(channel: socket.socket, *, writing: bool) -> None:
@@ -70,7 +80,7 @@ async def _ready(channel: socket.socket, *, writing: bool) -> None:
 
 
 def streams(channel: ssl.SSLSocket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """asyncio's streams over a connection whose handshake is over."""
+    """Streams as asyncio has them, over a connection whose handshake is over."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -85,6 +95,7 @@ class TlsTransport(asyncio.Transport):
         super().__init__({"ssl_object": channel, "socket": channel, "peername": channel.getpeername()})
         self._channel = channel
         self._descriptor = channel.fileno()
+        self._scratch = memoryview(bytearray(BATCH_BYTES))
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[memoryview] = deque()
@@ -127,22 +138,19 @@ class TlsTransport(asyncio.Transport):
     def _readable(self) -> None:
         if not self.is_reading():
             return
-        parts, size, dry = [], 0, False
+        size, dry = 0, False
         try:
-            while size < BATCH_BYTES and not dry:
-                part = self._channel.read(PIECE_BYTES)
-                if part:
-                    parts.append(part)
-                    size += len(part)
-                else:
-                    self._ended = dry = True
+            while size <= BATCH_BYTES - RECORD_BYTES and not self._ended:
+                part = int(self._channel.read(RECORD_BYTES, self._scratch[size:]))
+                size += part
+                self._ended = not part
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             dry = True
         except OSError as error:
             self._fail(error)
             return
-        if parts:
-            self._protocol.data_received(b"".join(parts))
+        if size:
+            self._protocol.data_received(bytes(self._scratch[:size]))
         if self._ended:
             self._loop.remove_reader(self._descriptor)
             self._protocol.eof_received()
@@ -237,9 +245,12 @@ class TlsTransport(asyncio.Transport):
 
     def lend(self) -> ssl.SSLSocket:
         """The socket, which the caller alone uses until ``give_back``. Everything written must have left."""
-        assert not (self._waiting or self._closing or self._gone or self._lent)
+        assert not self._waiting
+        assert not self.is_closing()
+        assert not self._lent
         self._loop.remove_reader(self._descriptor)
         self._lent = True
+        self._scratch = memoryview(b"")
         return self._channel
 
     def give_back(self) -> None:
