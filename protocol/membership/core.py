@@ -39,7 +39,7 @@ from protocol.membership.records import Records
 from protocol.membership.signing import Sign, Verify, Version, open_row
 from protocol.membership.table import Entry, NodeTable, Tombstone
 from protocol.messages import Ack, DigestRequest, GossipPush, MembershipMessage, Ping, PingRequest, RowRequest
-from protocol.rows import Admission, Coordinate, LinkFact, NodeRow
+from protocol.rows import Admission, LinkFact, NodeRow
 
 LATE_US = 200_000
 """A timer this late means that the loop stalled."""
@@ -90,6 +90,14 @@ class Membership:
         self._records = Records(self._ground, self._judge, self._dialler, self._own)
         self._issuer = Issuer(self._ground, self._own, self._prober, self._records)
         self._exchange = Exchange(self._ground, self._own, self._judge, self._prober, self._records, self._issuer)
+        self._whole_mesh: Mapping[str, Callable[[int], None]] = {
+            "push": self._exchange.push,
+            "sync": self._exchange.sync,
+            "links": self._issuer.tick,
+            "refresh": self._issuer.issue,
+            "topology": self._dialler.topology_due,
+            "cut": self._cut_off,
+        }
         self._shed_us = now_us - 2**40
         self._stalled_us = now_us - 2**40
         """When the latest stall of the loop ended."""
@@ -230,15 +238,19 @@ class Membership:
     def spread_admission(self, admission: Admission, now_us: int, *, told_by: NodeId | None = None) -> list[Effect]:
         """The book accepted this statement (at start, too: call it for all that are held). It is gossiped and remembered.
 
-        A revocation drops every member that is no longer admitted.
+        Whom it bars is dropped at once; whom it leaves without a voucher, a little later.
         """
         self._records.admission(admission, told_by, now_us)
-        if admission.revoked:
-            for entry in list(self._ground.table):
-                if not self._ground.is_admitted(entry.node_id):
-                    self._drop(entry.node_id, "revoked")
+        if (barred := self._records.admissions.barred_by(admission, now_us)) is not None:
+            self._drop(*barred)
         self._ground.wake_push(now_us)
         return self._ground.drain(now_us)
+
+    def announce(self, admissions: list[Admission], now_us: int) -> list[Effect]:
+        """This node's own statements, in the book already: everybody connected hears them at once, whom they bar first."""
+        self._records.admissions.tell(list(self._ground.connections), admissions)
+        effects = self._ground.drain(now_us)
+        return [*effects, *(each for admission in admissions for each in self.spread_admission(admission, now_us))]
 
     def add_seed(self, address: str, now_us: int) -> list[Effect]:
         """One more address to join by."""
@@ -315,10 +327,8 @@ class Membership:
 
     def estimate_rtt_us(self, source: NodeId, target: NodeId) -> int | None:
         """RTT of a pair that nobody measures, from coordinates in the rows; never to be called settled."""
-        places = [self._coordinate_of(node_id) for node_id in (source, target)]
-        if places[0] is None or places[1] is None:
-            return None
-        return estimate_us(places[0], places[1])
+        start, end = self._ground.coordinate_of(source), self._ground.coordinate_of(target)
+        return None if start is None or end is None else estimate_us(start, end)
 
     def tombstones(self) -> tuple[Tombstone, ...]:
         """What must survive a restart so that the dead are not brought back by hearsay."""
@@ -327,17 +337,9 @@ class Membership:
     def validate(self) -> None:
         """Invariants, for tests."""
         ground = self._ground
-        ground.table.validate()
-        assert ground.node_id not in ground.table
+        ground.validate(left=self._left)
         assert not ground.effects
         assert self._prober.outstanding <= len(ground.table) + 256
-        for entry in ground.table:
-            armed = ground.timers.deadline("suspect", entry.node_id) is not None
-            assert armed == (entry.state == "suspect") or self._left, entry
-            assert (ground.timers.deadline("forget", entry.node_id) is not None) == (not entry.live) or self._left, (
-                entry
-            )
-            assert ground.is_admitted(entry.node_id), entry
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -350,25 +352,18 @@ class Membership:
         ground.timers.set("links", "", now_us + TICK_US)
 
     def _due(self, kind: str, subject: str, now_us: int) -> None:
-        match kind:
-            case "timeout":
-                self._prober.timed_out(int(subject), now_us)
-            case "push":
-                self._exchange.push(now_us)
-            case "sync":
-                self._exchange.sync(now_us)
-            case "links":
-                self._issuer.tick(now_us)
-            case "refresh":
-                self._issuer.issue(now_us)
-            case "seed":
-                self._dialler.seed_due(subject, now_us)
-            case "topology":
-                self._dialler.topology_due(now_us)
-            case _:
-                entry = self._ground.table.get(subject)
-                if entry is not None:
-                    self._due_member(kind, entry, now_us)
+        if (whole := self._whole_mesh.get(kind)) is not None:
+            whole(now_us)
+        elif kind == "timeout":
+            self._prober.timed_out(int(subject), now_us)
+        elif kind == "seed":
+            self._dialler.seed_due(subject, now_us)
+        elif (entry := self._ground.table.get(subject)) is not None:
+            self._due_member(kind, entry, now_us)
+
+    def _cut_off(self, _now_us: int) -> None:
+        for node_id in self._records.admissions.cut_off():
+            self._drop(node_id, "unvouched")
 
     def _due_member(self, kind: str, entry: Entry, now_us: int) -> None:
         match kind:
@@ -403,9 +398,3 @@ class Membership:
         ground.effects.append(MemberChanged(node_id, entry.state, None, reason))
         if node_id in ground.connections:
             ground.effects.append(CloseConnection(node_id, reason))
-
-    def _coordinate_of(self, node_id: NodeId) -> Coordinate | None:
-        if node_id == self._ground.node_id:
-            return self._ground.vivaldi.coordinate()
-        entry = self._ground.table.get(node_id)
-        return None if entry is None else entry.row.coordinate

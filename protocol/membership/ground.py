@@ -17,7 +17,7 @@ from protocol.membership.signing import Verify
 from protocol.membership.table import Entry, NodeTable
 from protocol.membership.timers import Timers
 from protocol.messages import MembershipMessage, RowVersion
-from protocol.rows import NodeRow, SignedRow
+from protocol.rows import Coordinate, NodeRow, SignedRow
 
 
 @dataclass(slots=True)
@@ -106,3 +106,20 @@ class Ground:
         if len(self.queue) and self.timers.deadline("push") is None:
             interval_us = self.settings.push_interval_us
             self.timers.set("push", "", max(now_us + self.jitter(interval_us // 2), self.pushed_us + interval_us))
+
+    def coordinate_of(self, node_id: NodeId) -> Coordinate | None:
+        """Where a node says that it is in the network; this node's own place included."""
+        if node_id == self.node_id:
+            return self.vivaldi.coordinate()
+        entry = self.table.get(node_id)
+        return None if entry is None else entry.row.coordinate
+
+    def validate(self, *, left: bool) -> None:
+        """Invariants, for tests. ``left``: timers were cleared with the goodbye."""
+        self.table.validate()
+        assert self.node_id not in self.table
+        for entry in self.table:
+            armed = self.timers.deadline("suspect", entry.node_id) is not None
+            assert armed == (entry.state == "suspect") or left, entry
+            assert (self.timers.deadline("forget", entry.node_id) is not None) == (not entry.live) or left, entry
+            assert self.is_admitted(entry.node_id) or self.timers.deadline("cut") is not None or left, entry

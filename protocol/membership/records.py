@@ -1,4 +1,4 @@
-"""Rows, refutations and admissions coming in and going out: merging, announcements, digests and deltas.
+"""Rows and refutations coming in and going out: merging, announcements, digests and deltas.
 
 A digest lists every version a node knows. Its receiver sends the rows that are newer here and asks for those that are newer
 there; about nodes that are buried here but not there it sends the accusation instead of the row. Digests go to a random
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from protocol.errors import WireError
 from protocol.ids import NodeId
+from protocol.membership.admissions import Admissions
 from protocol.membership.dialler import Dialler
 from protocol.membership.dissemination import gather
 from protocol.membership.effects import AdmissionLearned, Conflict, MemberChanged
@@ -40,12 +41,12 @@ class Records:
 
     def __init__(self, ground: Ground, judge: Judge, dialler: Dialler, own: OwnRow) -> None:
         self._ground = ground
+        self.admissions = Admissions(ground)
         self._judge = judge
         self._dialler = dialler
         self._own = own
         self._wanted: dict[str, _Wanted] = {}
         self._pending: dict[NodeId, SignedRow] = {}
-        self._admissions: dict[NodeId, Admission] = {}
         self.conflict_us: int | None = None
 
     # -- rows -------------------------------------------------------------------------------------------------------
@@ -139,11 +140,7 @@ class Records:
         if self._own.signed is not None:
             boot_counter, seq = self._own.version
             lines.append(RowVersion(node_id=self._ground.node_id, boot_counter=boot_counter, seq=seq))
-        admissions = tuple(
-            RowVersion(node_id=node_id, boot_counter=int(admission.revoked), seq=admission.version)
-            for node_id, admission in self._admissions.items()
-        )
-        return DigestRequest(rows=tuple(lines[:4096]), admissions=admissions[:4096], reply=reply)
+        return DigestRequest(rows=tuple(lines[:4096]), admissions=self.admissions.lines()[:4096], reply=reply)
 
     def on_digest(self, sender: NodeId, digest: DigestRequest, now_us: int) -> bool:
         """Answer with what is newer here, ask for what is newer there; ``True`` if the sender thinks this node dead."""
@@ -166,42 +163,23 @@ class Records:
         self._send_rows(sender, rows)
         asked = [node_id for line in digest.rows if (node_id := self.on_version(line, sender, now_us)) is not None]
         self.ask(sender, asked)
-        self._exchange_admissions(sender, digest)
+        if self.admissions.exchange(sender, digest) and not digest.reply:
+            ground.send(sender, self.digest(reply=True), "stream")
         return mine is not None and mine.dead and mine.boot_counter == self._own.boot_counter
 
     # -- admissions -------------------------------------------------------------------------------------------------
 
     def admission(self, admission: Admission, told_by: NodeId | None, now_us: int) -> None:
-        """The shell accepted this statement: keep it for digests, spread it, act on it."""
+        """The shell accepted this statement: keep it for digests, spread it, take in the row that waited for it."""
         node_id = NodeId(admission.node_id)
-        held = self._admissions.get(node_id)
-        if held is not None and not _supersedes(admission, held):
-            return
-        self._admissions[node_id] = admission
-        self._ground.queue.add("admission", node_id, admission, told_by=told_by)
-        if not admission.revoked and (signed := self._pending.pop(node_id, None)) is not None:
+        news = self.admissions.keep(admission, told_by)
+        if news and not admission.revoked and (signed := self._pending.pop(node_id, None)) is not None:
             self.offer(signed, told_by or self._ground.node_id, now_us)
 
     def on_admission(self, admission: Admission) -> None:
         """News from a peer, unless held already; the shell judges."""
-        held = self._admissions.get(NodeId(admission.node_id))
-        if held is None or _supersedes(admission, held):
+        if self.admissions.is_news(admission):
             self._ground.effects.append(AdmissionLearned(admission))
-
-    def _exchange_admissions(self, sender: NodeId, digest: DigestRequest) -> None:
-        theirs = {line.node_id: (line.boot_counter, line.seq) for line in digest.admissions}
-        newer_here = [
-            admission
-            for node_id, admission in self._admissions.items()
-            if (int(admission.revoked), admission.version) > theirs.get(node_id, (-1, -1))
-        ]
-        for start in range(0, len(newer_here), ROWS_PER_MESSAGE):
-            gossip = Gossip(admissions=tuple(newer_here[start : start + ROWS_PER_MESSAGE]))
-            self._ground.send(sender, GossipPush(gossip=gossip), "stream")
-        if not digest.reply:
-            mine = {node_id: (int(held.revoked), held.version) for node_id, held in self._admissions.items()}
-            if any(version > mine.get(NodeId(node_id), (-1, -1)) for node_id, version in theirs.items()):
-                self._ground.send(sender, self.digest(reply=True), "stream")
 
     # -- merging ----------------------------------------------------------------------------------------------------
 
@@ -326,8 +304,3 @@ class Records:
             size += len(signed.payload)
         if batch:
             self._ground.send(peer, GossipPush(gossip=gather(batch)), "stream")
-
-
-def _supersedes(new: Admission, held: Admission) -> bool:
-    """A revocation wins; otherwise the higher version."""
-    return (int(new.revoked), new.version) > (int(held.revoked), held.version)
