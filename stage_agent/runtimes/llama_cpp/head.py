@@ -41,6 +41,7 @@ _HTTP_S = 2.0
 _PROBE_S = 30.0
 _TOKEN_S = 120.0
 _STAGE_LOST = "Remote RPC server crashed"
+_PROBE_WORDS = ("mismatch", "Failed to connect", _STAGE_LOST)
 _EVAL = re.compile(r"\beval time =\s*([\d.]+) ms /\s*(\d+) (?:runs|tokens)")
 
 
@@ -76,7 +77,8 @@ class Head:
         self._context = context
         self._assignment = assignment
         self._tunnels: Tunnels = context.tunnels
-        self._listeners: list[Listener] = []
+        self._listeners: dict[str, Listener] = {}
+        """By the node whose rpc-server they lead to."""
         self._directory: Path | None = None
         self._assigned: dict[int, str] = {}
         self._door: Door | None = None
@@ -137,8 +139,8 @@ class Head:
         self._forget_key_file()
         if self.program is not None:
             await self.program.stop(self._settings.stop_grace_us)
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
             await listener.close()
 
     def _forget_key_file(self) -> None:
@@ -177,7 +179,7 @@ class Head:
                 "install one build of llama.cpp on all nodes",
             )
         listener = await self._tunnels.listen(node_id, door, self._context.tasks)
-        self._listeners.append(listener)
+        self._listeners[node_id] = listener
         return listener
 
     async def _devices(self, endpoints: list[str], counts: list[int]) -> tuple[DeviceLayers, ...]:
@@ -188,24 +190,33 @@ class Head:
             await asyncio.wait([probe.engine.exited], timeout=_PROBE_S)
             if not probe.ended:
                 raise RuntimeFailure("engine_not_ready", f"--list-devices did not end within {_PROBE_S:.0f} s")
-            if probe.engine.exited.result():
-                raise probe.failure()
+            failure = probe.failure() if probe.engine.exited.result() else None
         finally:
             await probe.stop(0)
         devices = parse_devices(lines)
-        if missing := missing_endpoints(endpoints, devices):
-            stages = [share.node_id[:8] for share in self._assignment.stages]
-            named = ", ".join(f"{each} ({stages[-len(endpoints) :][endpoints.index(each)]})" for each in missing)
-            said = next((line for line in lines if "mismatch" in line or "Failed" in line), "")
-            raise RuntimeFailure("engine_not_ready", f"llama-server cannot use the rpc-server at {named}; {said}")
+        missing = missing_endpoints(endpoints, devices)
+        if failure is not None and failure.reason == "engine_mismatch":
+            raise failure
+        if failure is not None or missing:
+            said = next((line for line in lines if any(word in line for word in _PROBE_WORDS)), "")
+            raise RuntimeFailure(
+                "engine_not_ready", f"llama-server cannot use {self._blamed(endpoints, missing)}; {said}"
+            )
         return spread(endpoints, counts, devices)
+
+    def _blamed(self, endpoints: list[str], missing: tuple[str, ...]) -> str:
+        """The rpc-servers at fault: those whose tunnel was refused (the engine may end at the first), else the missing."""
+        refused = [node_id for node_id, listener in self._listeners.items() if listener.counters.refused]
+        stages = [share.node_id for share in self._assignment.stages][-len(endpoints) :]
+        named = refused or [stages[endpoints.index(each)] for each in missing]
+        return "the rpc-server of " + ", ".join(node_id[:8] for node_id in named)
 
     async def _healthy(self, program: Program, port: int, progress: Callable[[int], None]) -> None:
         if not await program.listening(port):
             raise self.failure(program)
         async with httpx.AsyncClient(timeout=_HTTP_S, trust_env=False) as client:
             while not program.ended:
-                progress(sum(listener.counters.sent_bytes for listener in self._listeners))
+                progress(sum(listener.counters.sent_bytes for listener in self._listeners.values()))
                 try:
                     if (await client.get(f"http://{LOOPBACK}:{port}/health")).status_code == httpx.codes.OK:
                         return

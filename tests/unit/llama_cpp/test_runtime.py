@@ -145,11 +145,13 @@ def test_unload_ends_a_running_load(tmp_path) -> None:
     run(main())
 
 
-def test_the_loss_of_another_stage_costs_the_head_s_node_none_of_its_starts(tmp_path) -> None:
+def test_the_loss_of_another_stage_costs_the_head_s_node_none_of_its_starts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("stage_agent.runtimes.llama_cpp.runtime._PEER_CAUSE_S", 0.1)
+
     async def main():
         async with two_stages(tmp_path, fault="lose", limit=0) as (head, worker):
             await worker.load()
-            for _ in range(3):
+            for _ in range(2):
                 with pytest.raises(RuntimeFailure) as caught:
                     await head.load()
                 assert caught.value.reason == "stage_lost"
