@@ -26,6 +26,7 @@ final set of statements alone, so two books that hold the same statements agree,
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 import msgpack
 from cryptography.exceptions import InvalidSignature
@@ -164,6 +165,12 @@ class AdmissionBook:
     def is_barred(self, node_id: str) -> bool:
         """Whether the id is out for good, revoked or replaced; not so one that only lost whoever vouched for it."""
         return self.is_revoked(node_id) or self.successor(node_id) is not None
+
+    def barred_as(self, node_id: str) -> Literal["", "revoked", "superseded"]:
+        """Why the id is out for good; empty when it is not."""
+        if self.is_revoked(node_id):
+            return "revoked"
+        return "superseded" if self.is_barred(node_id) else ""
 
     def proof_against(self, node_id: str) -> tuple[Admission, ...]:
         """Statements that show anybody in the mesh that ``node_id`` is barred, signers first; empty when it is not."""

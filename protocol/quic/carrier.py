@@ -40,8 +40,8 @@ ELSEWHERE_MAX = 8
 TOLD = {
     reason.encode(): reason
     for reason in (
-        "duplicate", "replaced", "identity_conflict", "older_boot", "wrong_mesh", "revoked", "closed", "hello_timeout",
-        "read_timeout", "malformed", "oversized", "version", "self", "crash", "not_better",
+        "duplicate", "replaced", "identity_conflict", "older_boot", "wrong_mesh", "revoked", "superseded", "closed",
+        "hello_timeout", "read_timeout", "malformed", "oversized", "version", "self", "crash", "not_better",
     )
 }  # fmt: skip
 """What a peer may say as it closes; anything else is ``peer_closed``: a peer's text never becomes a label."""

@@ -21,7 +21,7 @@ Direction = Literal["send", "receive"]
 
 REASONS = frozenset({
     "no_certificate", "unadmitted", "unverified_admission", "wrong_mesh", "wrong_identity", "self", "identity_conflict",
-    "older_boot", "revoked", "duplicate", "replaced", "handshake_rate", "unadmitted_limit", "hello_timeout",
+    "older_boot", "revoked", "superseded", "duplicate", "replaced", "handshake_rate", "unadmitted_limit", "hello_timeout",
     "read_timeout", "oversized", "malformed", "truncated", "version", "unexpected_stream", "unexpected_message",
     "unknown_type", "rate", "outstanding_bound", "timeout", "idle_timeout", "peer_closed", "closed", "handshake_failed",
     "address", "join_refused", "unknown_connection", "not_quic", "tls_failed", "hello_first", "datagram_bound", "shaped_loss",

@@ -9,7 +9,8 @@ handshake, frames, and the end. The session knows the peer's id from that key an
 
 The dialler greets first, and only a peer it knows as admitted; the other side answers only after it has judged the
 dialler's greeting. So a stranger who connects gets a closed connection and no byte about this mesh. A stranger may do one
-thing, send a ``JoinRequest``; the answer is followed by the end of the connection.
+thing, send a ``JoinRequest``; the answer is followed by the end of the connection. Who is barred, and proves to own that
+key, is shown the signed statements that say so: a machine that slept through its revocation learns why nobody talks to it.
 
 Sessions read no clock: ``now_us`` comes from their host, deadlines are swept by it (``overdue``).
 """
@@ -21,7 +22,17 @@ from protocol.admission import AdmissionBook
 from protocol.codec import MAX_DATAGRAM_BYTES, decode, encode
 from protocol.errors import WireError
 from protocol.ids import NodeId, node_id_of
-from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Message, PathEcho, PathTake
+from protocol.messages import (
+    Gossip,
+    GossipPush,
+    Hello,
+    JoinAccepted,
+    JoinRefused,
+    JoinRequest,
+    Message,
+    PathEcho,
+    PathTake,
+)
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Lane, Path, TransportCounters
 from protocol.quic.limits import TokenBucket
@@ -30,6 +41,9 @@ LINGER_US = 1_000_000
 """How long an answered or replaced connection may stay so that its last bytes arrive."""
 TRIAL_US = 10_000_000
 """A path on trial is taken or given up within this time."""
+
+BARRED = frozenset({"revoked", "superseded"})
+"""Reasons that a peer is shown the proof of, by statements of the admission book, before the connection closes."""
 
 TOLD_TO_STRANGERS = "refused"
 """The only reason that somebody who is not admitted ever hears."""
@@ -198,14 +212,11 @@ class Session:
         if self._expect not in {None, self.peer}:
             self.end("wrong_identity")
             return
-        if self._host.book.is_revoked(self.peer):
-            self.end("revoked")
-            return
         self.state = State.GREETING
         self._deadline_us = self._host.now_us() + self._host.hello_timeout_us
         if self.dialled:
             if self.peer not in self._host.book:
-                self.end("unadmitted")
+                self.end(self._host.book.barred_as(self.peer) or "unadmitted")
                 return
             self._write(self._host.greeting(self))
 
@@ -297,15 +308,25 @@ class Session:
         if self.state is State.CLOSED:
             return
         was, self.state = self.state, State.CLOSED
-        known = self.peer is not None and (self.peer in self._host.book or self._host.book.is_revoked(self.peer))
+        book, peer = self._host.book, self.peer
+        known = peer is not None and (peer in book or book.is_barred(peer))
+        if peer is not None and reason in BARRED and was in {State.GREETING, State.OPEN, State.TRIAL}:
+            self._write(GossipPush(gossip=Gossip(admissions=book.proof_against(peer))))
         self.carrier.shut(reason if known else TOLD_TO_STRANGERS)
         self._host.ended(self, was, reason)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _first_message(self, message: Message) -> None:
-        if isinstance(message, Hello):
+        book, peer = self._host.book, self.peer
+        assert peer is not None
+        if reason := book.barred_as(peer):  # only now: the dialler has opened the stream that the proof goes by
+            self.end(reason)
+        elif isinstance(message, Hello):
             self._greet(message)
+        elif isinstance(message, GossipPush) and peer in book:
+            book.merge_all(message.gossip.admissions)  # why this node is turned away, as the book of the peer has it
+            self.end(book.barred_as(self._host.node_id) or "hello_first")
         elif isinstance(message, JoinRequest) and not self.dialled:
             answer = self._host.redeem(self, message)
             if isinstance(answer, JoinRefused):
@@ -314,7 +335,7 @@ class Session:
             self._deadline_us = self._host.now_us() + LINGER_US
             self._write(answer)
         else:
-            self.end("hello_first" if self.peer in self._host.book else "unadmitted")
+            self.end("hello_first" if peer in book else "unadmitted")
 
     def _greet(self, hello: Hello) -> None:
         host, peer = self._host, self.peer
@@ -343,8 +364,12 @@ class Session:
         host.opened(self)
 
     def _open_message(self, message: Message, lane: Lane, size: int) -> None:
-        if self.peer not in self._host.book:
-            self.end("revoked")
+        book, peer = self._host.book, self.peer
+        assert peer is not None
+        if reason := book.barred_as(peer):
+            self.end(reason)
+        elif peer not in book:
+            self._host.counters.drop("unadmitted")  # nobody vouches for it at the moment: see the host's sweep
         elif isinstance(message, Hello | JoinRequest | JoinAccepted | JoinRefused):
             self._host.counters.drop("unexpected_message")
         elif isinstance(message, PathEcho):

@@ -32,6 +32,10 @@ SILENT_US = 3_000_000
 """Probes come every second; a connection that was silent for longer gives way to a new one."""
 
 
+UNVOUCHED_US = 10_000_000
+"""A revocation and a succession bring new vouchers for those who hung on the one that is out; they may come a little later."""
+
+
 class PeerTable:
     """The ``SessionHost`` of every session.
 
@@ -72,6 +76,7 @@ class PeerTable:
         self._lingering: dict[NodeId, Session] = {}
         self.trials = Trials(node_id, standing=self._peers.get, promote=self._promote, clock_us=clock_us)
         self._book_version = book.version
+        self._unvouched_us: dict[NodeId, int] = {}
         self._told = {held.node_id: held.signature for held in book.statements}
 
     @property
@@ -127,9 +132,10 @@ class PeerTable:
         now_us = self._clock_us()
         self._tell_admissions()
         self.trials.sweep()
+        self._unvouched_us = {peer: at for peer, at in self._unvouched_us.items() if peer not in self.book}
         for session in list(self._sessions):
             if session.state in {State.OPEN, State.TRIAL} and session.peer not in self.book:
-                session.end("revoked")
+                self._unvouched(session, now_us)
             elif reason := session.overdue(now_us, self._read_timeout_us):
                 session.end(reason)
 
@@ -251,6 +257,15 @@ class PeerTable:
             self._on_dial_failed(session, reason)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _unvouched(self, session: Session, now_us: int) -> None:
+        """Its peer is not admitted: barred ones end at once, others when no new voucher is heard of for a while."""
+        peer = session.peer
+        assert peer is not None
+        if reason := self.book.barred_as(peer):
+            session.end(reason)
+        elif now_us - self._unvouched_us.setdefault(peer, now_us) >= UNVOUCHED_US:
+            session.end("unadmitted")
 
     def _promote(self, session: Session) -> None:
         """A path on trial was better: it counts now, the one before drains."""

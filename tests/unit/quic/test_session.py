@@ -3,9 +3,9 @@
 import pytest
 
 from config.settings import QuicSettings
-from protocol.admission import AdmissionBook
-from protocol.codec import encode
-from protocol.messages import Hello, JoinAccepted, JoinRefused, JoinRequest, Ping
+from protocol.admission import AdmissionBook, make_admission
+from protocol.codec import decode, encode
+from protocol.messages import Gossip, GossipPush, Hello, JoinAccepted, JoinRefused, JoinRequest, Ping
 from protocol.quic.identity import Identity
 from protocol.quic.interface import (
     REASONS,
@@ -16,7 +16,7 @@ from protocol.quic.interface import (
     Rejected,
 )
 from protocol.quic.session import LINGER_US, Session, State
-from protocol.quic.table import PeerTable
+from protocol.quic.table import UNVOUCHED_US, PeerTable
 from tests.integration.transport_mesh import identities
 
 
@@ -355,3 +355,118 @@ def test_counters_take_known_reasons_only():
         world.table.counters.reject("whatever the peer said")
     assert all(reason.replace("_", "").isalpha() for reason in REASONS)
     assert Identity.generate().node_id not in REASONS
+
+
+def revoke(world, who):
+    world.book.revoke(who.node_id, signer_public_key=world.own.public_key, sign=world.own.sign)
+
+
+def shown_to(wire, base):
+    """What a book that slept knows after it has read the last frame of ``wire``."""
+    last = decode(wire.frames[-1])
+    assert isinstance(last, GossipPush)
+    base.merge_all(last.gossip.admissions)
+    return base
+
+
+def test_a_peer_revoked_while_connected_is_cut_off_at_once_and_shown_why():
+    world = World()
+    session, wire = world.open()
+    revoke(world, world.peer)
+    session.frame(encode(Ping(seq=1)), "stream")
+    assert (session.state, wire.shut_with) == (State.CLOSED, ["revoked"])
+    assert MessageReceived not in world.kinds()
+    assert shown_to(wire, AdmissionBook(world.book.mesh_id, world.full.statements)).is_revoked(world.peer.node_id)
+
+
+@pytest.mark.parametrize("dialled", [True, False])
+def test_a_revoked_peer_that_slept_through_it_is_shown_why_and_gets_nothing_else(dialled):
+    world = World()
+    revoke(world, world.peer)
+    session, wire = world.session(dialled=dialled)
+    if not dialled:
+        assert wire.frames == [], "a stream can be answered only after the dialler has opened it"
+        session.frame(encode(world.hello("peer")), "stream")
+    assert (session.state, wire.shut_with, len(wire.frames)) == (State.CLOSED, ["revoked"], 1)
+    assert shown_to(wire, AdmissionBook(world.book.mesh_id, world.full.statements)).is_revoked(world.peer.node_id)
+
+
+@pytest.mark.parametrize("dialled", [True, False])
+def test_a_node_learns_its_own_revocation_from_whoever_turns_it_away(dialled):
+    world = World()
+    mesh = AdmissionBook(world.book.mesh_id, world.full.statements)
+    founder, me = world.own, world.peer  # the founder's session, seen from the peer's side
+    world.table.node_id = me.node_id
+    mesh.revoke(me.node_id, signer_public_key=founder.public_key, sign=founder.sign)
+    session, _ = world.session(dialled=dialled, key=founder.public_key)
+    proof = GossipPush(gossip=Gossip(admissions=mesh.proof_against(me.node_id)))
+    session.frame(encode(proof), "stream")
+    assert world.book.is_revoked(me.node_id)
+    assert session.state is State.CLOSED
+
+
+def test_gossip_of_a_stranger_in_place_of_a_greeting_teaches_nothing():
+    world = World(known=1)
+    session, wire = world.session()
+    session.frame(encode(GossipPush(gossip=Gossip(admissions=world.full.statements))), "stream")
+    assert (session.state, wire.frames, wire.shut_with) == (State.CLOSED, [], ["refused"])
+    assert len(world.book) == 1
+
+
+def test_a_peer_that_lost_its_voucher_is_not_heard_and_has_ten_seconds_to_find_another():
+    world = World(known=2)
+    friend = Identity.generate()
+    peer = world.peer
+    by_peer = make_admission(world.book.mesh_id, friend.public_key, signer_public_key=peer.public_key, sign=peer.sign)
+    world.book.merge(by_peer)
+    session, wire = world.session(key=friend.public_key)
+    session.frame(encode(world.hello("friend")), "stream")
+    assert session.state is State.OPEN
+    out = make_admission(
+        world.book.mesh_id, peer.public_key, signer_public_key=world.own.public_key, sign=world.own.sign,
+        version=2, revoked=True,
+    )  # fmt: skip
+    world.book.merge(out)
+    for _ in range(3):
+        world.time_us += UNVOUCHED_US // 3 - 1
+        world.table.sweep()
+        session.frame(encode(Ping(seq=1)), "stream")
+    assert session.state is State.OPEN
+    assert MessageReceived not in world.kinds()
+    world.book.admit(friend.public_key, signer_public_key=world.own.public_key, sign=world.own.sign)
+    world.table.sweep()
+    session.frame(encode(Ping(seq=2)), "stream")
+    assert MessageReceived in world.kinds()
+    world.book.revoke(friend.node_id, signer_public_key=world.own.public_key, sign=world.own.sign)
+    world.table.sweep()
+    assert wire.shut_with == ["revoked"]
+
+
+def test_a_peer_that_nobody_vouches_for_any_more_is_closed_in_the_end():
+    world = World(known=2)
+    session, wire = world.open()
+    world.book._admitted.discard(world.peer.node_id)
+    world.table.sweep()
+    world.time_us += UNVOUCHED_US
+    world.table.sweep()
+    assert wire.shut_with == ["refused"]
+    assert world.events[-1] == PeerDisconnected(world.peer.node_id, "unadmitted")
+
+
+def test_an_old_key_is_shown_who_took_its_place():
+    world = World()
+    peer = world.peer
+    base = make_admission(
+        world.book.mesh_id, peer.public_key, signer_public_key=world.own.public_key, sign=world.own.sign,
+        version=2, successor=peer.successor,
+    )  # fmt: skip
+    world.book.merge(base)
+    heir = Identity(peer.next_keys[0])
+    world.book.merge_all(
+        world.book.succeed(peer.public_key, heir.public_key, sign=peer.sign, sign_new=heir.sign, successor="")
+    )
+    session, wire = world.session()
+    session.frame(encode(world.hello("peer")), "stream")
+    assert wire.shut_with == ["superseded"]
+    asleep = AdmissionBook(world.book.mesh_id, [*world.full.statements, base])
+    assert shown_to(wire, asleep).successor(peer.node_id) == heir.node_id
