@@ -8,16 +8,19 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from config.errors import StagemeshError
 from config.settings import ProbeSettings
 
-_PROGRAM = "stage_agent.probes.benchmark"
+_PROGRAM, _ACCELERATORS_PROGRAM = "stage_agent.probes.benchmark", "stage_agent.probes.opencl"
 _ROOT = Path(__file__).parents[2]
 _GRACE_S = 30.0
 """For the interpreter's start and the system's answers, on a machine that does other things."""
+_ACCELERATORS_S = 60.0
+"""The first compilation for a device takes seconds; a driver that hangs must not keep a daemon from starting."""
 _MAX_OUTPUT = 65_536
 
 
@@ -27,15 +30,30 @@ class BenchmarkFailed(StagemeshError):  # noqa: N818 - named like the other fail
 
 def benchmark_apart(probe: ProbeSettings) -> dict[str, Any]:
     """The figures of ``benchmark.run_benchmark``; blocks for about ``probe.budget_us``. Raises ``BenchmarkFailed``."""
+    return dict(_apart(_PROGRAM, probe.model_dump_json(), probe.budget_us / 1e6 + _GRACE_S))
+
+
+def accelerators_apart() -> list[dict[str, Any]]:
+    """``opencl.opencl_devices`` as documents; blocks for seconds. Raises ``BenchmarkFailed``: drivers can crash.
+
+    Nothing is started when ``pyopencl`` is not installed.
+    """
+    if find_spec("pyopencl") is None:
+        return []
+    return list(_apart(_ACCELERATORS_PROGRAM, "", _ACCELERATORS_S))
+
+
+def _apart(program: str, asked: str, limit_s: float) -> Any:
+    """Run one of our modules as a program: ``asked`` on its stdin, JSON on its stdout."""
     # -P: a package called numpy in the directory where the daemon was started is not ours.
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(  # noqa: S603 - our own program, no arguments of others
-            [sys.executable, "-P", "-m", _PROGRAM],
-            input=probe.model_dump_json().encode(),
+            [sys.executable, "-P", "-m", program],
+            input=asked.encode(),
             capture_output=True,
             check=False,
-            timeout=probe.budget_us / 1e6 + _GRACE_S,
+            timeout=limit_s,
             env={**os.environ, "PYTHONPATH": path},
         )
     except OSError as error:
@@ -46,7 +64,6 @@ def benchmark_apart(probe: ProbeSettings) -> dict[str, Any]:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise BenchmarkFailed(f"the benchmark ended with {done.returncode}: {last[0][:200]}")
     try:
-        figures = json.loads(done.stdout[:_MAX_OUTPUT])
+        return json.loads(done.stdout[:_MAX_OUTPUT])
     except ValueError as error:
         raise BenchmarkFailed("the benchmark's figures cannot be read") from error
-    return dict(figures)

@@ -1,8 +1,10 @@
-"""Keeps a quiet measurement with its conditions, so that a restart within a day does not measure again.
+"""Keeps quiet measurements with their conditions, so that a restart within a day does not measure again.
 
-Age is counted on the clock that runs since the machine started, suspension included; a result from before the last start
-is not used. Any other change of conditions (processor, cores, memory, versions) also makes it void. The file may be
-deleted at any time; one that cannot be read or written only costs a measurement.
+The processor's age is counted on the clock that runs since the machine started, suspension included; a result from before
+the last start is not used. Any other change of conditions (processor, cores, memory, versions) also makes it void. What
+accelerators do stays true until the machine has other ones or the engine's benchmark is another, however long that is: a
+card that vanished from the plan after a day, because nobody measured it again, would take its memory with it.
+The files may be deleted at any time; one that cannot be read or written only costs a measurement.
 """
 
 import contextlib
@@ -15,29 +17,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from config.settings import ProbeSettings
 from stage_agent.probes.host import detected_memory_bytes, processor_name, usable_cores
 
-_NAME = "node_benchmark.json"
+_PROCESSOR, _ACCELERATORS = "node_benchmark.json", "accelerators.json"
 _FORMAT = 1
 _MAX_BYTES = 65_536
+_MAX_DISPLAY_DEVICES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBenchmark:
-    """Figures of an earlier run and how old they are."""
+    """Figures of an earlier run and how old they are; an age from before the machine's start is not known."""
 
     figures: dict[str, Any]
-    age_us: int
+    age_us: int | None
 
 
 def conditions() -> dict[str, Any]:
-    """What must be equal for an old result to hold."""
-    boot = "unknown"
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    """What must be equal for an old result of the processor to hold."""
     return {
         "format": _FORMAT,
-        "machine_start": boot,
+        "machine_start": _machine_start(),
         "processor": processor_name(),
         "cores": usable_cores(),
         "memory_bytes": detected_memory_bytes(),
@@ -46,27 +47,75 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def accelerator_conditions(probe: ProbeSettings, root: Path = Path("/")) -> dict[str, Any]:
+    """What must be equal for figures of accelerators to hold: the cards that the system sees, and who is asked."""
+    return {
+        "format": _FORMAT,
+        "processor": processor_name(),
+        "display_devices": _display_devices(root),
+        "engine_bench": [probe.engine_bench, probe.engine_bench_model] if probe.engine_bench_model else [],
+    }
+
+
 def load_benchmark(cache_dir: Path, max_age_us: int) -> CachedBenchmark | None:
-    """The stored result, if it was made under the present conditions and is young enough."""
-    try:
-        with (cache_dir / _NAME).open("rb") as file:
-            document = json.loads(file.read(_MAX_BYTES))
-        age_us = _uptime_us() - int(document["at_us"])
-        figures = document["figures"]
-        valid = document["conditions"] == conditions() and 0 <= age_us <= max_age_us and isinstance(figures, dict)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return CachedBenchmark(figures, age_us) if valid else None
+    """The processor's stored result, if it was made under the present conditions and is young enough."""
+    cached = _load(cache_dir / _PROCESSOR, conditions())
+    return cached if cached is not None and cached.age_us is not None and cached.age_us <= max_age_us else None
 
 
 def store_benchmark(cache_dir: Path, figures: dict[str, Any]) -> None:
     """Best effort, atomic: a cache that cannot be written is a cache that is empty."""
-    document = {"conditions": conditions(), "at_us": _uptime_us(), "figures": figures}
-    temporary = cache_dir / f".{_NAME}.{os.getpid()}"
+    _store(cache_dir / _PROCESSOR, conditions(), figures)
+
+
+def load_accelerators(cache_dir: Path, probe: ProbeSettings) -> CachedBenchmark | None:
+    """What was measured on the cards that are still there."""
+    return _load(cache_dir / _ACCELERATORS, accelerator_conditions(probe))
+
+
+def store_accelerators(cache_dir: Path, probe: ProbeSettings, figures: dict[str, Any]) -> None:
+    """As ``store_benchmark``."""
+    _store(cache_dir / _ACCELERATORS, accelerator_conditions(probe), figures)
+
+
+def _load(path: Path, present: dict[str, Any]) -> CachedBenchmark | None:
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(_MAX_BYTES))
+        age_us = _uptime_us() - int(document["at_us"])
+        figures = document["figures"]
+        valid = document["conditions"] == present and isinstance(figures, dict)
+        dated = document["machine_start"] == _machine_start() and age_us >= 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return CachedBenchmark(figures, age_us if dated else None) if valid else None
+
+
+def _store(path: Path, present: dict[str, Any], figures: dict[str, Any]) -> None:
+    document = {"conditions": present, "machine_start": _machine_start(), "at_us": _uptime_us(), "figures": figures}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        cache_dir.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(document, indent=1), "ascii")
-        temporary.replace(cache_dir / _NAME)
+        temporary.replace(path)
+
+
+def _machine_start() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return "unknown"
+
+
+def _display_devices(root: Path) -> list[str]:
+    """Vendor and device of every display or accelerator on the PCI bus; empty where the system does not say."""
+    found = []
+    with contextlib.suppress(OSError):
+        for device in (root / "sys/bus/pci/devices").iterdir():
+            with contextlib.suppress(OSError):
+                words = [(device / name).read_text("ascii").strip() for name in ("class", "vendor", "device")]
+                if words[0].startswith(("0x03", "0x12")):
+                    found.append(":".join(words[1:]))
+    return sorted(found)[:_MAX_DISPLAY_DEVICES]
 
 
 def _uptime_us() -> int:

@@ -1,18 +1,18 @@
 """Everything a node says about its own hardware: measured once, cached, or shaped by the settings."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from protocol.rows import DeviceFact
-from stage_agent.probes.apart import BenchmarkFailed, benchmark_apart
-from stage_agent.probes.cache import load_benchmark, store_benchmark
+from stage_agent.probes.apart import BenchmarkFailed, accelerators_apart, benchmark_apart
+from stage_agent.probes.cache import load_accelerators, load_benchmark, store_accelerators, store_benchmark
 from stage_agent.probes.devices import MAX_DEVICES, nvidia_devices
 from stage_agent.probes.engine_bench import run_engine_bench
 from stage_agent.probes.host import available_memory_bytes, detected_memory_bytes, processor_name
-from stage_agent.probes.placement import layer_memory_bytes, place_layers
+from stage_agent.probes.placement import layer_memory_bytes, may_use_cards, place_layers
 
 Progress = Callable[[str, float], None]
 """``progress(what, fraction)``: what is measured now, and how much of everything is done."""
@@ -49,55 +49,78 @@ def measure_node(
     measured; ``fresh`` raises what went wrong. Figures that were measured while the machine was busy
     are reported and marked, but not cached.
     """
-    probe, shape = settings.probe, settings.shape
+    shape = settings.shape
     tell = progress or (lambda _what, _fraction: None)
-    figures: dict[str, Any] = {}
-    age_us: int | None = None
-    failure = ""
-    if probe.benchmark and (shape.memory_bandwidth_bytes_per_s is None or shape.compute_flops_per_s is None):
-        cached = None if fresh else load_benchmark(cache_dir, probe.max_age_us)
-        if cached is not None:
-            figures, age_us = cached.figures, cached.age_us
-        else:
-            try:
-                figures, age_us = _benchmark(probe, tell, fresh=fresh), 0
-            except BenchmarkFailed as error:
-                failure = str(error)
-            if figures and not figures["busy"]:
-                store_benchmark(cache_dir, figures)
+    speed = _Measured()
+    cards = _Measured()
+    if settings.probe.benchmark and (shape.memory_bandwidth_bytes_per_s is None or shape.compute_flops_per_s is None):
+        speed = _measure_processor(settings.probe, cache_dir, tell, fresh=fresh)
+        if shape.memory_bytes is None and (fresh or may_use_cards(settings) or settings.probe.engine_bench_model):
+            tell("accelerators", _ACCELERATORS_AT)
+            cards = _measure_accelerators(settings.probe, cache_dir, tell, fresh=fresh)
     memory = shape.memory_bytes if shape.memory_bytes is not None else detected_memory_bytes()
-    processor = _processor(shape, figures, age_us, memory)
-    accelerators = () if shape.memory_bytes is not None else _accelerators(figures.get("opencl", ()))
+    processor = _processor(shape, speed.figures, speed.age_us, memory)
+    accelerators = () if shape.memory_bytes is not None else _accelerators(cards)
     devices = place_layers((processor, *accelerators)[:MAX_DEVICES], settings)
-    if "engine" in figures and shape == ShapeSettings():
-        devices = tuple(_as_the_engine_says(device, figures["engine"], age_us) for device in devices)
+    if "engine" in cards.figures and shape == ShapeSettings():
+        devices = tuple(_as_the_engine_says(device, cards.figures["engine"], cards.age_us) for device in devices)
     tell("done", 1.0)
+    failure = speed.failure or cards.failure
     return NodeFacts(
         detected_memory_bytes=layer_memory_bytes(devices),
         available_memory_bytes=min(memory, available_memory_bytes()),
         memory_source="measured" if shape.memory_bytes is None else "shaped",
         devices=devices,
-        notes=("benchmark_failed",) if failure else _notes(figures),
+        notes=(*(("benchmark_failed",) if failure else ()), *_notes(speed.figures)),
         failure=failure,
-        conditions=figures or None,
+        conditions={**speed.figures, **cards.figures} or None,
     )
 
 
-def _benchmark(probe: ProbeSettings, tell: Progress, *, fresh: bool) -> dict[str, Any]:
-    """In a process of its own for the daemon; right here for ``stagemesh bench``, which shows how far it is and ends."""
-    if not fresh:  # nor accelerators: the first OpenCL compilation takes seconds, too long for a daemon's start
-        tell("processor", 0.0)
-        return benchmark_apart(probe)
-    from stage_agent.probes.benchmark import run_benchmark  # numpy, which the daemon never loads for this
-    from stage_agent.probes.opencl import opencl_devices
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Figures, how old they are, and why there are none."""
 
-    figures = run_benchmark(probe, tell)
-    tell("accelerators", _ACCELERATORS_AT)
-    figures["opencl"] = [fact.model_dump() for fact in opencl_devices()]
-    if probe.engine_bench_model:
+    figures: dict[str, Any] = field(default_factory=dict)
+    age_us: int | None = None
+    failure: str = ""
+
+
+def _measure_processor(probe: ProbeSettings, cache_dir: Path, tell: Progress, *, fresh: bool) -> _Measured:
+    """In a process of its own for the daemon; right here for ``stagemesh bench``, which shows how far it is and ends."""
+    if fresh:
+        from stage_agent.probes.benchmark import run_benchmark  # numpy, which the daemon never loads for this
+
+        figures = run_benchmark(probe, tell)
+    else:
+        cached = load_benchmark(cache_dir, probe.max_age_us)
+        if cached is not None:
+            return _Measured(cached.figures, cached.age_us)
+        tell("processor", 0.0)
+        try:
+            figures = benchmark_apart(probe)
+        except BenchmarkFailed as error:
+            return _Measured(failure=str(error))
+    if not figures["busy"]:
+        store_benchmark(cache_dir, figures)
+    return _Measured(figures, 0)
+
+
+def _measure_accelerators(probe: ProbeSettings, cache_dir: Path, tell: Progress, *, fresh: bool) -> _Measured:
+    """Once for a daemon, with these cards: compiling for them takes seconds. The engine is only asked by ``bench``."""
+    cached = None if fresh else load_accelerators(cache_dir, probe)
+    if cached is not None:
+        return _Measured(cached.figures, cached.age_us)
+    try:
+        figures: dict[str, Any] = {"opencl": accelerators_apart()}
+    except BenchmarkFailed as error:
+        return _Measured(failure=str(error))
+    if fresh and probe.engine_bench_model:
         tell("the engine's own benchmark", _ACCELERATORS_AT)
         figures["engine"] = asdict(run_engine_bench(probe))
-    return figures
+    if fresh or not probe.engine_bench_model:
+        store_accelerators(cache_dir, probe, figures)
+    return _Measured(figures, 0)
 
 
 def _processor(shape: ShapeSettings, figures: dict[str, Any], age_us: int | None, memory_bytes: int) -> DeviceFact:
@@ -117,9 +140,11 @@ def _processor(shape: ShapeSettings, figures: dict[str, Any], age_us: int | None
     )
 
 
-def _accelerators(opencl: Sequence[dict[str, Any]]) -> tuple[DeviceFact, ...]:
+def _accelerators(cards: _Measured) -> tuple[DeviceFact, ...]:
     """NVML's devices, each with OpenCL's figures when one of the same name was measured, then OpenCL's others."""
-    measured = [DeviceFact.model_validate(fact) for fact in opencl]
+    measured = [
+        DeviceFact.model_validate(fact | {"measured_age_us": cards.age_us}) for fact in cards.figures.get("opencl", ())
+    ]
     merged = []
     for fact in nvidia_devices():
         match = next((other for other in measured if other.name == fact.name), None)

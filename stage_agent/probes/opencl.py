@@ -3,8 +3,11 @@
 Bandwidth: a kernel that sums a buffer several times the size of any device cache, in coalesced 16-byte reads. Compute:
 chains of dependent fused multiply-adds in registers. Times come from the device's own event profiling. Software devices
 (PoCL) run the same code, which is how it is tested without a GPU; they count as ``cpu`` and are left out by default.
+As a program, the child that ``apart`` starts, it writes the devices as one line of JSON.
 """
 
+import json
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -120,3 +123,7 @@ def _best_ns(pyopencl: Any, queue: Any, kernel: Any, items: int) -> int:
         event.wait()
         times.append(int(event.profile.end - event.profile.start))
     return max(1, min(times))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps([fact.model_dump() for fact in opencl_devices()]) + "\n")

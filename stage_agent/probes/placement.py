@@ -27,6 +27,12 @@ def place_layers(devices: Sequence[DeviceFact], settings: Settings) -> tuple[Dev
     )
 
 
+def may_use_cards(settings: Settings) -> bool:
+    """False when cards decide nothing here, so that nobody need ask a driver for them."""
+    asked = settings.node.layers_on
+    return asked == "accelerators" or (asked == "auto" and settings.runtime.kind in _ENGINES_ON_CARDS)
+
+
 def layer_memory_bytes(devices: Sequence[DeviceFact]) -> int:
     """What the devices that hold layers have together."""
     return sum(device.memory_bytes for device in devices if device.holds_layers)
@@ -37,7 +43,7 @@ def _cards(devices: Sequence[DeviceFact], settings: Settings) -> list[DeviceFact
     accelerators = [device for device in devices if device.kind != "cpu" and device.memory_bytes]
     if asked == "accelerators":
         return accelerators
-    if asked == "cpu" or settings.runtime.kind not in _ENGINES_ON_CARDS:
+    if not may_use_cards(settings):
         return []
     cards = [device for device in accelerators if device.kind != "other"]
     if settings.runtime.kind != "llama_cpp" or not named:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import ProbeSettings, Settings, ShapeSettings
+from config.settings import ProbeSettings, RuntimeSettings, Settings, ShapeSettings
 from stage_agent.probes import cache
 from stage_agent.probes.benchmark import run_benchmark
 from stage_agent.probes.measure import measure_node
@@ -54,7 +54,7 @@ def test_a_busy_result_is_used_and_marked_but_not_kept(tmp_path: Path, monkeypat
     facts = measure_node(Settings(probe=QUICK), tmp_path)
     assert "benchmark_busy" in facts.notes
     assert facts.devices[0].memory_bandwidth_bytes_per_s
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "node_benchmark.json").exists()
 
 
 def test_figures_of_a_machine_that_others_use_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_figures_of_a_machine_that_others_use_are_busy(monkeypatch: pytest.Monke
 
 def test_the_daemon_measures_in_another_process_and_keeps_neither_buffers_nor_numpy(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from config.settings import ProbeSettings, Settings; "
+        "import sys; from pathlib import Path; from config.settings import ProbeSettings, RuntimeSettings, Settings; "
         "from stage_agent.probes.measure import measure_node; "
         "probe = ProbeSettings(budget_us=300_000, busy_load_milli=1_000_000); "
         "facts = measure_node(Settings(probe=probe), Path(sys.argv[1])); "
@@ -101,7 +101,7 @@ def test_a_node_starts_without_figures_when_they_cannot_be_measured(
     assert facts.notes == ("benchmark_failed",)
     assert reason in facts.failure
     assert (facts.devices[0].source, facts.devices[0].memory_bandwidth_bytes_per_s) == ("unknown", None)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache").exists()  # nor did anybody ask for cards that this engine cannot use
 
 
 def test_shaped_figures_win_are_marked_and_need_no_measurement(tmp_path: Path) -> None:
@@ -146,6 +146,58 @@ def test_a_cached_result_of_other_conditions_or_too_old_is_not_used(tmp_path: Pa
     document["conditions"]["cores"] += 1
     path.write_text(json.dumps(document))
     assert cache.load_benchmark(tmp_path, 10**12) is None
+
+
+def sees(root: Path, *cards: tuple[str, str, str]) -> dict[str, object]:
+    """The conditions on a machine whose bus has these cards: class, vendor, device."""
+    for number, words in enumerate(cards):
+        device = root / "sys/bus/pci/devices" / f"0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        for name, word in zip(("class", "vendor", "device"), words, strict=True):
+            (device / name).write_text(word + "\n")
+    return cache.accelerator_conditions(QUICK, root)
+
+
+def test_figures_of_cards_hold_until_the_machine_has_other_cards(tmp_path: Path) -> None:
+    radeon, network = ("0x030000", "0x1002", "0x744c"), ("0x020000", "0x8086", "0x1")
+    first = sees(tmp_path / "a", radeon, network)
+    assert first["display_devices"] == ["0x1002:0x744c"]
+    assert sees(tmp_path / "b", network, radeon) == first
+    assert sees(tmp_path / "c", radeon, radeon) != first
+    assert sees(tmp_path / "d", network) != first
+
+
+def test_figures_of_cards_outlive_a_day_and_a_restart_of_the_machine(tmp_path: Path) -> None:
+    cache.store_accelerators(tmp_path, QUICK, {"opencl": []})
+    assert cache.load_accelerators(tmp_path, QUICK) is not None
+    path = tmp_path / "accelerators.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine_start": "another", "at_us": 10**18}))
+    kept = cache.load_accelerators(tmp_path, QUICK)
+    assert (kept and kept.figures, kept and kept.age_us) == ({"opencl": []}, None)
+    other = QUICK.model_copy(update={"engine_bench_model": "m.gguf"})
+    assert cache.load_accelerators(tmp_path, other) is None
+
+
+def test_a_card_measured_once_holds_the_layers_at_every_start(tmp_path: Path) -> None:
+    card = {
+        "name": "Radeon", "kind": "rocm", "memory_bytes": 24 * 10**9, "memory_bandwidth_bytes_per_s": 8 * 10**11,
+        "compute_flops_per_s": 5 * 10**13, "source": "measured",
+    }  # fmt: skip
+    cache.store_accelerators(tmp_path, QUICK, {"opencl": [card]})
+    facts = measure_node(Settings(probe=QUICK, runtime=RuntimeSettings(kind="llama_cpp")), tmp_path)
+    assert facts.detected_memory_bytes == 24 * 10**9
+    assert [(each.kind, each.holds_layers) for each in facts.devices] == [("cpu", False), ("rocm", True)]
+    assert measure_node(Settings(probe=QUICK), tmp_path).detected_memory_bytes != 24 * 10**9
+
+
+def test_a_driver_that_crashes_leaves_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyopencl", reason="without it no driver is asked")
+    (tmp_path / "crash.py").write_text("import os; os.abort()")
+    monkeypatch.setattr("stage_agent.probes.apart._ACCELERATORS_PROGRAM", "crash")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = Settings(probe=QUICK, runtime=RuntimeSettings(kind="llama_cpp"))
+    facts = measure_node(settings, tmp_path / "cache")
+    assert (facts.devices[0].source, "-6" in facts.failure) == ("measured", True)
 
 
 def test_a_cache_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
