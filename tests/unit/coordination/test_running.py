@@ -75,6 +75,10 @@ def test_the_highest_complete_ballot_is_adopted():
         ({"state": "left"}, "node_lost"),
         ({"instance": "2" * 32}, "node_restarted"),
         ({"second": serving(B1, 5, 8, 1, 2, state="failed")}, "stage_failed"),
+        (
+            {"second": serving(B1, 5, 8, 1, 2, state="failed", detail="load_failed: stage_lost: the head aborted")},
+            "lost_a_stage",
+        ),
         ({"second": serving(B1, 5, 8, 1, 2, state="idle", active=None)}, "not_serving"),
         ({"second": serving(ballot(4), 5, 8, 1, 2)}, "superseded"),
     ],
