@@ -196,6 +196,7 @@ class QuicTransport:
             link=self._conditioner.link,
             observe=lambda peer: partial(self._observed, peer),
             control=self._control,
+            tunnel=router.serve_tunnel,
         )
         self._router, self._lane = router, TcpLane(host, tasks, self._bulk_arrived)
         self._dialler = Dialler(

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import time
+from collections.abc import Callable
+from typing import Any
 
 from protocol.codec import decode, encode
 from protocol.errors import AddressError, JoinError, WireError
@@ -17,10 +19,15 @@ from protocol.quic.limits import HandshakeGate
 from protocol.quic.mesh_files import MAX_SEEDS, Membership
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration, self_test
 from protocol.quic.router import Router
+from protocol.quic.tcp_tunnel import open_tunnel
 from protocol.quic.udp_socket import bind_udp
 
 CONNECT_S = 3.0
+TCP_AFTER_S = 1.0
+"""UDP has this long for itself; then the same is tried through TCP as well (``tcp_tunnel``)."""
 ANSWER_S = 5.0
+LOOK_S = 0.1
+"""How often a new attempt is looked for."""
 
 _REFUSALS = {
     "unknown_or_used_token": "the inviter does not know this token, or it was used already: ask for a new one",
@@ -91,7 +98,8 @@ class Joining:
 async def join(identity: Identity, token: JoinToken, name: str) -> Membership:
     """Redeem ``token`` for ``identity``. Raises ``JoinError`` in one line; nothing is stored here.
 
-    All addresses of the token are tried at once, the inviter is known by its key whatever address answers.
+    All addresses of the token are tried at once, by UDP and a little later by TCP too; the inviter is known by its key
+    whatever answers.
     """
     self_test()
     counters = TransportCounters()
@@ -106,18 +114,41 @@ async def join(identity: Identity, token: JoinToken, name: str) -> Membership:
         now_us=_now_us,
     )
     router.attach(bound)
-    attempts: dict[str, Joining] = {}
+    attempts: list[Joining] = []
+
+    def attempt(where: SocketAddress) -> None:
+        attempts.append(_attempt(router, where, token, identity, name))
+
     try:
-        for address in token.addresses:
-            for where in await _resolve(address, bound.family):
-                attempts[f"{address} ({where[0]})"] = _attempt(router, where, token, identity, name)
-        answer = await _first_answer(list(attempts.values()))
+        async with asyncio.TaskGroup() as tasks:
+            detours: dict[SocketAddress, asyncio.Task[None]] = {}
+            for address in token.addresses:
+                for where in await _resolve(address, bound.family):
+                    if where not in detours:
+                        attempt(where)
+                        detours[where] = tasks.create_task(_by_tcp(router, where, attempt), name=f"tcp to {address}")
+            answer = await _first_answer(attempts, list(detours.values()))
+            for attempted in attempts:
+                attempted.closed("closed")
+            await asyncio.sleep(0)
+            for detour in detours.values():
+                detour.cancel()
     finally:
-        for attempt in attempts.values():
-            attempt.closed("closed")
-        await asyncio.sleep(0)
         router.close()
     return _judge(answer, token, identity)
+
+
+async def _by_tcp(router: Router, where: SocketAddress, attempt: Callable[[SocketAddress], None]) -> None:
+    """The same attempt through TCP, after UDP had its time."""
+    await asyncio.sleep(TCP_AFTER_S)
+    try:
+        tunnel = await open_tunnel(
+            where[0].removeprefix("::ffff:") if "." in where[0] else where[0], where[1], CONNECT_S
+        )
+    except OSError:
+        return
+    attempt(tunnel.address)
+    await router.serve_tunnel(tunnel)
 
 
 def _attempt(router: Router, where: SocketAddress, token: JoinToken, identity: Identity, name: str) -> Joining:
@@ -130,24 +161,27 @@ def _attempt(router: Router, where: SocketAddress, token: JoinToken, identity: I
     return attempt
 
 
-async def _first_answer(attempts: list[Joining]) -> JoinAccepted | JoinRefused | str:
-    """The first real answer; else the most telling failure."""
-    waiting = {attempt.outcome for attempt in attempts}
+async def _first_answer(attempts: list[Joining], detours: list[asyncio.Task[None]]) -> JoinAccepted | JoinRefused | str:
+    """The first real answer; else the most telling failure. ``attempts`` may grow while ``detours`` are under way."""
     deadline = time.monotonic() + CONNECT_S
-    failures = set()
-    while waiting:
+    failures: set[str] = set()
+    judged: set[Joining] = set()
+    while len(judged) < len(attempts) or (not failures and not all(detour.done() for detour in detours)):
         if any(attempt.met for attempt in attempts):
             deadline = max(deadline, time.monotonic() + ANSWER_S - CONNECT_S)
-        done, waiting = await asyncio.wait(
-            waiting, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
-        )
-        for outcome in done:
-            result = outcome.result()
-            if not isinstance(result, str):
-                return result
-            failures.add(result)
-        if not done:
+        rest_s = deadline - time.monotonic()
+        if rest_s <= 0:
             break
+        waiting: list[asyncio.Future[Any]] = [each.outcome for each in attempts if each not in judged]
+        waiting += [detour for detour in detours if not detour.done()]
+        await asyncio.wait(waiting, timeout=min(rest_s, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
+        for attempt in attempts:
+            if attempt.outcome.done() and attempt not in judged:
+                judged.add(attempt)
+                result = attempt.outcome.result()
+                if not isinstance(result, str):
+                    return result
+                failures.add(result)
     return next((reason for reason in ("wrong_identity", "version") if reason in failures), "timeout")
 
 
@@ -164,7 +198,7 @@ def _judge(answer: JoinAccepted | JoinRefused | str, token: JoinToken, identity:
     if isinstance(answer, str):
         raise JoinError(
             f"cannot reach the inviter at {where} within {CONNECT_S:.0f} s: check that `stagemesh run` runs there and that"
-            " UDP passes (or invite again with --address host:port)"
+            " UDP or TCP passes (or invite again with --address host:port)"
         )
     membership = Membership(
         mesh_id=_mesh_of(answer, token),

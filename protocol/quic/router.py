@@ -27,6 +27,7 @@ from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import TransportCounters
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection
+from protocol.quic.tcp_tunnel import Tunnel, TunnelAddress
 from protocol.quic.udp_socket import Arrival, UdpSocket
 
 SMALLEST_INITIAL = 1_200
@@ -63,6 +64,7 @@ class Router:
         self._retry = QuicRetryTokenHandler()
         self._sources: dict[QuicCarrier, Arrival] = {}
         """Where those who dialled this node reached it: answers leave from there."""
+        self._tunnels: dict[SocketAddress, Tunnel] = {}
         self._udp: UdpSocket | None = None
         self._arrival: Arrival | None = None
         """Of the packet that is being handled."""
@@ -118,6 +120,14 @@ class Router:
         self._arrival = arrival
         self.datagram_received(data, address)
         self._arrival = None
+
+    async def serve_tunnel(self, tunnel: Tunnel) -> None:
+        """Take the packets of a newcomer whom UDP does not reach, and answer there, until the tunnel ends."""
+        self._tunnels[tunnel.address] = tunnel
+        try:
+            await tunnel.run(lambda packet: self.datagram_received(packet, tunnel.address))
+        finally:
+            del self._tunnels[tunnel.address]
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -214,7 +224,11 @@ class Router:
         if self._udp is None:
             return
         self._counters.bytes["send"] += len(data)
-        if lost := self._udp.send(data, address, source):
+        if isinstance(address, TunnelAddress):
+            tunnel = self._tunnels.get(address)
+            if tunnel is None or not tunnel.send(data):
+                self._counters.drop("send_buffer")
+        elif lost := self._udp.send(data, address, source):
             self._counters.drop(lost)
 
     def _issued(self, carrier: QuicCarrier, connection_id: bytes) -> None:

@@ -24,6 +24,7 @@ from protocol.quic.carrier import CONTROL_TYPE
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import TransportCounters
 from protocol.quic.limits import HandshakeGate
+from protocol.quic.tcp_tunnel import Tunnel, begins_as_tunnel
 from protocol.quic.tls import LaneContexts, peer_of
 from protocol.quic.tls_socket import shake_hands, streams
 
@@ -57,6 +58,8 @@ class LaneHost:
     link: Callable[[NodeId], ShapedLink | None]
     observe: Callable[[NodeId], Observe]
     control: ControlHandler
+    tunnel: Callable[[Tunnel], Awaitable[None]]
+    """Serves a newcomer whom UDP does not reach."""
 
 
 class TcpLane:
@@ -141,6 +144,9 @@ class TcpLane:
     async def _accepted(self, accepted: socket.socket) -> None:
         self._shaking += 1
         try:
+            if await self._begins_as_tunnel(accepted):
+                await self._host.tunnel(Tunnel(*await asyncio.open_connection(sock=accepted)))
+                return
             opened = await self._shake_hands(accepted)
         finally:
             self._shaking -= 1
@@ -154,6 +160,12 @@ class TcpLane:
             writer.transport.abort()
         finally:
             writer.close()  # lets what the kernel still holds arrive; an abort here could cut an answer off
+
+    async def _begins_as_tunnel(self, accepted: socket.socket) -> bool:
+        try:
+            return await begins_as_tunnel(accepted, self._host.settings.connect_timeout_us / 1_000_000)
+        except OSError:
+            return False  # the handshake, which comes next, says what is wrong
 
     async def _shake_hands(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         seconds = self._host.settings.connect_timeout_us / 1_000_000

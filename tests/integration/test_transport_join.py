@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from config.settings import QuicSettings
 from protocol.errors import JoinError, StagemeshError
 from protocol.join_token import JoinToken, decode_token, encode_token
 from protocol.quic.desk import AdmissionDesk
@@ -83,6 +84,46 @@ def test_two_directories_on_one_machine_become_one_mesh(tmp_path):
             async with running(newcomer):
                 newcomer.transport.dial(joined.seeds[0])
                 assert (await newcomer.until(PeerConnected)).peer == founder.id
+
+    run(main())
+
+
+def test_where_udp_does_not_pass_a_newcomer_joins_through_tcp_and_a_wrong_token_is_refused_there_too(tmp_path):
+    async def main():
+        cli("init", "--state-dir", str(tmp_path / "a"))
+        founder = Founder(tmp_path / "a")
+        async with running(founder):
+            token = decode_token(await asyncio.to_thread(invite, founder))
+            udp = founder.transport._router._udp
+            udp._take = lambda *_: None
+            udp.send = lambda *_: ""
+            wrong = JoinToken(token.mesh_id, token.inviter, token.addresses, token.token_id, os.urandom(32))
+            with pytest.raises(JoinError, match="does not accept this token"):
+                await join(Identity.generate(), wrong, "mallory")
+            newcomer = Identity.generate()
+            membership = await join(newcomer, token, "newcomer")
+            assert newcomer.node_id in membership.book()
+            assert newcomer.node_id in founder.book
+            await eventually(lambda: founder.transport._strangers() == 0)
+            assert founder.transport._router._tunnels == {}
+
+    run(main())
+
+
+def test_a_tunnel_that_carries_nonsense_or_nothing_ends_and_lets_nobody_in(tmp_path):
+    async def main():
+        cli("init", "--state-dir", str(tmp_path / "a"))
+        founder = Founder(tmp_path / "a", settings=QuicSettings(connect_timeout_us=500_000))
+        async with running(founder):
+            silent, _ = await asyncio.open_connection("127.0.0.1", founder.transport.port)
+            assert await asyncio.wait_for(silent.read(), 5) == b"", "who says nothing is cut off after the deadline"
+            reader, writer = await asyncio.open_connection("127.0.0.1", founder.transport.port)
+            writer.write(b"Q" + b"\x00\x05hello" + b"\x04\xb0" + os.urandom(1_200) + b"\xff")
+            await eventually(lambda: founder.transport.counters.dropped["not_quic"] >= 1)
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            await eventually(lambda: founder.transport._strangers() == 0)
+            assert founder.transport.table._sessions == set()
 
     run(main())
 
