@@ -23,6 +23,7 @@ from typing import Literal
 from config.settings import AssignmentSettings, ReplanSettings
 from coordinator.planner.plan import Plan
 from coordinator.planner.problem import LockedStage, LockedTopology
+from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId
 
 ROLLBACK_MIN_TOKENS = 64
@@ -31,11 +32,15 @@ ROLLBACK_MIN_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What stage 0 measured since the plan became active. ``tokens_per_hour`` is over the last hour at most."""
+    """What stage 0 measured since the plan became active. ``tokens_per_hour`` is over the last hour at most.
+
+    ``ballot`` says under which plan; ``None`` = the one that runs.
+    """
 
     tpot_us: int
     tokens: int
     tokens_per_hour: int | None = None
+    ballot: PlanEpoch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ def judge(
     missing_bytes: Mapping[NodeId, int] | None = None,
     break_first: bool = False,
     rejected: frozenset[str] = frozenset(),
+    reloads: frozenset[NodeId] = frozenset(),
 ) -> Verdict:
     """The verdict, checked in the order of the theory above; ties keep the running plan."""
     if candidate.plan_hash == current.plan_hash:
@@ -77,7 +83,12 @@ def judge(
     if after >= before:
         return Verdict(replace=False, reason="not_better")
     cost_us = migration_cost_us(
-        assignment, current=current, candidate=candidate, missing_bytes=missing_bytes or {}, break_first=break_first
+        assignment,
+        current=current,
+        candidate=candidate,
+        missing_bytes=missing_bytes or {},
+        break_first=break_first,
+        reloads=reloads,
     )
     gain_us = _tpot_gain_us(current, candidate)
     if (before - after) * 1000 < before * settings.min_improvement_milli:
@@ -111,22 +122,36 @@ def migration_cost_us(
     candidate: Plan,
     missing_bytes: Mapping[NodeId, int],
     break_first: bool,
+    reloads: frozenset[NodeId] = frozenset(),
 ) -> int:
-    """Bytes to fetch and load on the slowest node, the caches to rebuild, and the stall while nothing serves."""
-    old = {(stage.node_id, stage.layer_start, stage.layer_end) for stage in current.stages}
-    same_cache = (current.context_length, current.parallel_lanes) == (
-        candidate.context_length,
-        candidate.parallel_lanes,
-    )
+    """Bytes to fetch and load on the slowest node, the caches to rebuild, and the stall while nothing serves.
+
+    ``reloads``: nodes whose engines load even an unchanged range anew.
+    """
+    kept = kept_stages(current, candidate, reloads)
     load_us = 0
     for stage in candidate.stages:
-        if same_cache and (stage.node_id, stage.layer_start, stage.layer_end) in old:
+        if stage.node_id in kept:
             continue
         fetch = min(missing_bytes.get(NodeId(stage.node_id), 0), stage.parameter_bytes)
         bytes_to_move = stage.parameter_bytes + fetch
         load_us = max(load_us, -(-bytes_to_move * 1_000_000 // assignment.load_bytes_per_s_floor))
     rebuild_us = (candidate.modeled.ttft_us or 0) * candidate.parallel_lanes
     return load_us + rebuild_us + (load_us if break_first else assignment.reply_timeout_us)
+
+
+def kept_stages(current: Plan, candidate: Plan, reloads: frozenset[NodeId]) -> frozenset[str]:
+    """Nodes that serve the candidate with what they have loaded: same range, context and lanes, and an engine that can."""
+    same_cache = (current.context_length, current.parallel_lanes) == (
+        candidate.context_length,
+        candidate.parallel_lanes,
+    )
+    old = {(stage.node_id, stage.layer_start, stage.layer_end) for stage in current.stages} if same_cache else set()
+    return frozenset(
+        stage.node_id
+        for stage in candidate.stages
+        if stage.node_id not in reloads and (stage.node_id, stage.layer_start, stage.layer_end) in old
+    )
 
 
 def damped(current: Plan, candidate: Plan) -> LockedTopology | None:

@@ -45,6 +45,13 @@ class StageShare(Wire):
     parameter_bytes: Bytes = 0
 
 
+class FormerSplit(Wire):
+    """What a cut move by measured timings replaced: the ends of the same nodes' ranges, and what a token took then."""
+
+    layer_ends: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1024)]
+    tpot_us: Micros
+
+
 class StageAssignment(Wire):
     """One stage of a plan as its agent gets it."""
 
@@ -72,6 +79,8 @@ class StageAssignment(Wire):
     artifacts: Annotated[tuple[ArtifactRef, ...], Field(max_length=4096)] = ()
     stages: Annotated[tuple[StageShare, ...], Field(max_length=1024)] = ()
     """All stages of the plan in order, for engines whose first stage drives the others."""
+    former: FormerSplit | None = None
+    """Stage 0 only, and only after a cut was moved: kept and told in its row, so that any coordinator can go back."""
 
 
 class Prepare(Wire):
@@ -100,6 +109,8 @@ class Promise(Wire):
     replaceable_bytes: Bytes = 0
     """What retiring this slot's active plan would add to that."""
     cache_epoch: CacheEpoch = CacheEpoch(value=0)
+    keeps_loads: bool = True
+    """A load serves another plan with the same layers, context and lanes as it is; else it is loaded a second time."""
 
 
 class Nack(Wire):

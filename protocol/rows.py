@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from protocol.ballots import FormerSplit
 from protocol.orders import MAX_ORDERS, OperatorOrder
 from protocol.wire import (
     MAX_INTEGER,
@@ -83,6 +84,8 @@ class StageFact(Wire):
     tpot_us: Micros | None = None
     """Stage 0 only: mean time per output token since the plan became active, hops included."""
     tpot_tokens: Count = 0
+    former: FormerSplit | None = None
+    """Stage 0 only: what the last move of cuts replaced."""
     detail: Text = ""
 
 
@@ -145,6 +148,8 @@ class NodeRow(Wire):
     can_coordinate: bool = True
     can_host_stage: bool = True
     engine: Label = ""
+    keeps_loads: bool = True
+    """See ``Promise.keeps_loads``."""
     coordinate: Coordinate | None = None
     api_address: Annotated[str, Field(max_length=128)] = ""
     """``host:port`` of the node's HTTP API, told only when others can reach it; for people and scrapers."""

@@ -20,6 +20,7 @@ from protocol.quic.endpoint import QuicTransport
 from protocol.quic.identity import Identity
 from protocol.rows import NodeRow, ServedModel
 from protocol.signature import signature_is_genuine
+from stage_agent.admittance import Admittance
 from stage_agent.artifacts.events import told
 from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
 from stage_agent.clock import monotonic_us
@@ -31,12 +32,14 @@ from stage_agent.mesh_events import MeshEvents
 from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.runtimes.factory import keeps_loads
 from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.record import SlotRecord
 from stage_agent.stage_link import BulkStageLink
 from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
+from stage_agent.switches import Switches
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.wishes import Wishes
 
@@ -61,17 +64,6 @@ class Prepared:
     """The engine and its build, as the row tells it."""
 
 
-@dataclass(slots=True)
-class Switches:
-    """What operators turn while the daemon runs."""
-
-    stop: asyncio.Event
-    draining: bool = False
-    leaving: bool = False
-    forget_mesh: bool = False
-    """Leave for good: the mesh's file goes with the goodbye."""
-
-
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """One node, ready to run."""
@@ -85,6 +77,7 @@ class Assembled:
     tunnels: Tunnels
     artifacts: NodeArtifacts
     events: MeshEvents
+    admittance: Admittance
 
 
 def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
@@ -135,9 +128,10 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         tasks=tasks,
         planner_pool=pool,
     )
-    events.attach(driver, membership, link, runner, agent, tunnels, artifacts)
+    admittance = Admittance(prepared.identity, driver, switches, tasks)
+    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance)
     transport.on_bulk = events.on_bulk
-    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events)
+    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events, admittance)
 
 
 def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
@@ -212,6 +206,7 @@ def _agent(prepared: Prepared) -> StageAgent:
         usable_memory_bytes=usable_memory_bytes(prepared.hardware, settings.node),
         now_us=monotonic_us(),
         settings=settings.election,
+        keeps_loads=keeps_loads(settings.runtime),
     )
 
 
@@ -294,6 +289,7 @@ def _row_publisher(
             orders=orders.known(now_us),
             max_term=coordinator.snapshot(now_us).term,
             engine=prepared.engine,
+            keeps_loads=keeps_loads(prepared.settings.runtime),
         )
         return membership.publish(row, now_us)
 

@@ -31,6 +31,7 @@ from protocol.ballots import (
     StageProgress,
 )
 from protocol.errors import StateError
+from protocol.fencing import epoch_from_wire
 from protocol.ids import NodeId, Slot
 from protocol.membership import effects as told
 from protocol.membership.core import Membership
@@ -223,7 +224,8 @@ class Driver:
                 news = (fact.active, fact.tpot_tokens)
                 if fact.tpot_us is not None and fact.state == "serving" and known != news:
                     self._observed[fact.slot] = news
-                    observation = Observation(tpot_us=fact.tpot_us, tokens=fact.tpot_tokens)
+                    ballot = None if fact.active is None else epoch_from_wire(fact.active)
+                    observation = Observation(tpot_us=fact.tpot_us, tokens=fact.tpot_tokens, ballot=ballot)
                     self.carry_coordinator(self.coordinator.on_observed(Slot(fact.slot), observation, now_us))
 
     def _rows(self) -> tuple[NodeRow, ...]:

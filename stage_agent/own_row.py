@@ -56,6 +56,7 @@ def build_row(
     orders: tuple[OperatorOrder, ...],
     max_term: int,
     engine: str,
+    keeps_loads: bool,
 ) -> NodeRow:
     """Everything but numbering, incarnation and links, which the membership core adds."""
     return NodeRow(
@@ -83,4 +84,5 @@ def build_row(
         can_coordinate=settings.can_coordinate,
         can_host_stage=settings.can_host_stage,
         engine=engine,
+        keeps_loads=keeps_loads,
     )

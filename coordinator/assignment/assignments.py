@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from config.settings import AssignmentSettings
-from coordinator.assignment.running import RunningPlan
+from coordinator.assignment.running import Former, RunningPlan
 from coordinator.planner.plan import Plan, PlannedStage
-from protocol.ballots import CacheEpoch, Promise, StageAssignment, StageShare
+from protocol.ballots import CacheEpoch, FormerSplit, Promise, StageAssignment, StageShare
 from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId, Slot
 from protocol.wire import MAX_INTEGER
@@ -21,7 +21,10 @@ def load_deadline_us(parameter_bytes: int, settings: AssignmentSettings) -> int:
 
 
 def keeps_load(stage: PlannedStage, plan: Plan, running: RunningPlan | None) -> bool:
-    """The node already serves this very range of this model with equal context and lanes."""
+    """The node already serves this very range of this model with equal context and lanes.
+
+    Whether its engine can go on with that under another plan is the agent's to say (``Promise.keeps_loads``).
+    """
     if running is None or running.model_digest != plan.model_digest:
         return False
     same_cache = (running.context_length, running.lanes) == (plan.context_length, plan.parallel_lanes)
@@ -40,6 +43,7 @@ def assignments_of(
     promises: Mapping[NodeId, Promise],
     running: RunningPlan | None,
     settings: AssignmentSettings,
+    former: Former | None = None,
 ) -> dict[NodeId, StageAssignment]:
     """One assignment per stage, in stage order, bound to the process starts that promised."""
     first_request_id = min(ballot.term << REQUESTS_PER_TERM_BITS, MAX_INTEGER)
@@ -60,7 +64,7 @@ def assignments_of(
         active_here = (
             promise.active_hash is not None and running is not None and promise.active_hash == running.plan_hash
         )
-        warm = active_here and keeps_load(stage, plan, running)
+        warm = active_here and promise.keeps_loads and keeps_load(stage, plan, running)
         cache_epoch = promise.cache_epoch.value + (0 if warm else 1)
         result[node_id] = StageAssignment(
             slot=slot,
@@ -85,5 +89,6 @@ def assignments_of(
             calibration=plan.calibration,
             load_deadline_us=load_deadline_us(stage.parameter_bytes, settings),
             stages=shares,
+            former=FormerSplit(layer_ends=former.layer_ends, tpot_us=former.tpot_us) if former and index == 0 else None,
         )
     return result

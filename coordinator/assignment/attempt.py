@@ -15,7 +15,7 @@ from typing import Final, Literal, assert_never
 from config.settings import AssignmentSettings
 from coordinator.assignment.assignments import assignments_of, keeps_load
 from coordinator.assignment.effects import Effect, Route, Send
-from coordinator.assignment.running import RunningPlan, RunningStage
+from coordinator.assignment.running import Former, RunningPlan, RunningStage
 from coordinator.planner.plan import Plan
 from coordinator.view import ClusterView
 from protocol.ballots import (
@@ -79,6 +79,7 @@ class Attempt:
         running: RunningPlan | None,
         settings: AssignmentSettings,
         force: bool = False,
+        former: Former | None = None,
     ) -> None:
         self.slot: Final = slot
         self.ballot: Final = ballot
@@ -91,6 +92,7 @@ class Attempt:
         self._running: Final = running
         self._settings: Final = settings
         self._force: Final = force
+        self._former: Final = former
         self._nodes: Final = tuple(NodeId(stage.node_id) for stage in plan.stages)
         self._promises: dict[NodeId, Promise] = {}
         self._assignments: dict[NodeId, StageAssignment] = {}
@@ -231,6 +233,7 @@ class Attempt:
             promises=self._promises,
             running=self._running,
             settings=self._settings,
+            former=self._former,
         )
         self.phase = "loading"
         for node_id in self._nodes:
@@ -243,6 +246,8 @@ class Attempt:
     def _keeps(self, node_id: NodeId) -> bool:
         promise, running = self._promises[node_id], self._running
         if running is None or promise.active is None or epoch_from_wire(promise.active) != running.ballot:
+            return False
+        if not promise.keeps_loads:
             return False
         member = next((stage for stage in running.stages if stage.node_id == node_id), None)
         if member is None or member.instance != promise.instance:
@@ -354,6 +359,7 @@ class Attempt:
             lanes=self.plan.parallel_lanes,
             active_since_us=now_us,
             plan=self.plan,
+            former=self._former,
         )
         return []
 

@@ -8,17 +8,27 @@ from coordinator.assignment.rounds import Need
 from coordinator.assignment.running import RunningPlan
 from coordinator.assignment.watch import PlanWatch
 from coordinator.planner.problem import LockedTopology
-from coordinator.replan import Observation, must_roll_back
+from coordinator.replan import Observation, Verdict, must_roll_back
 from protocol.ids import NodeId
 
+TRAFFIC_RECHECK_US = 300_000_000
+"""Traffic is no participant: a migration that would not pay for itself is priced again this often."""
 
-def rollback_due(
-    settings: ReplanSettings, running: RunningPlan | None, observed: Observation | None, baseline_tpot_us: int | None
-) -> bool:
-    """The last move was by measured timings and made things worse. ``baseline_tpot_us``: measured before the move."""
-    if running is None or running.rollback is None or observed is None or baseline_tpot_us is None:
+
+def rollback_due(settings: ReplanSettings, running: RunningPlan | None, observed: Observation | None) -> bool:
+    """The last move was by measured timings and made things worse, whoever made it."""
+    if running is None or running.former is None or observed is None or running.former_topology() is None:
         return False
-    return must_roll_back(settings, before_tpot_us=baseline_tpot_us, observed=observed)
+    return must_roll_back(settings, before_tpot_us=running.former.tpot_us, observed=observed)
+
+
+def recheck_at_us(verdict: Verdict, running: RunningPlan, settings: ReplanSettings, now_us: int) -> int | None:
+    """When a verdict may be another although no participant has changed: the dwell ends, or traffic has grown."""
+    if verdict.reason == "dwell":
+        return max(now_us + 1, running.active_since_us + settings.min_dwell_us)
+    if verdict.reason == "not_amortised":
+        return now_us + TRAFFIC_RECHECK_US
+    return None
 
 
 def need_of(

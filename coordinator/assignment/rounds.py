@@ -16,7 +16,7 @@ from coordinator.assignment.running import RunningPlan
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import LockedTopology, PlanningProblem
-from coordinator.replan import Observation, Verdict, damped, judge
+from coordinator.replan import Observation, Verdict, damped, judge, kept_stages
 from protocol.ids import NodeId, Slot
 
 Need = Literal["initial", "broken", "changed", "rollback"]
@@ -69,8 +69,9 @@ class PlanningRound:
     def start(self) -> list[ComputePlan]:
         """The first questions."""
         running = self.running
-        if self.need == "rollback" and running is not None and running.rollback is not None:
-            return [self._ask("candidate", self._locked(running.rollback.topology(), running.rollback))]
+        former = running.former_topology() if self.need == "rollback" and running is not None else None
+        if former is not None and running is not None:
+            return [self._ask("candidate", self._locked(former, running))]
         effects = [self._ask("candidate", self.problem)]
         if self.need == "changed" and running is not None:
             effects.append(self._ask("current", self._locked(running.topology(), running)))
@@ -163,6 +164,8 @@ class Judgement:
     observed: Observation | None
     missing_bytes: dict[NodeId, int]
     rejected: frozenset[str]
+    reloads: frozenset[NodeId] = frozenset()
+    """Nodes whose engines load even an unchanged range anew."""
 
     def compare(self, current: Plan, candidate: Plan) -> Verdict:
         """``judge`` with the memory question answered from the plans themselves."""
@@ -174,17 +177,21 @@ class Judgement:
             active_for_us=self.active_for_us,
             observed=self.observed,
             missing_bytes=self.missing_bytes,
-            break_first=_break_first(current, candidate),
+            break_first=_break_first(current, candidate, self.reloads),
             rejected=self.rejected,
+            reloads=self.reloads,
         )
 
 
-def _break_first(current: Plan, candidate: Plan) -> bool:
-    """Some node cannot hold its old and its new stage together."""
+def _break_first(current: Plan, candidate: Plan, reloads: frozenset[NodeId]) -> bool:
+    """Some node cannot hold its old and its new stage together; what it keeps it holds only once."""
     old = {stage.node_id: stage for stage in current.stages}
+    kept = kept_stages(current, candidate, reloads)
     for stage in candidate.stages:
         held = old.get(stage.node_id)
-        if held is not None and held.required_bytes + stage.required_bytes > stage.usable_bytes:
+        if held is None or stage.node_id in kept:
+            continue
+        if held.required_bytes + stage.required_bytes > stage.usable_bytes:
             return True
     return False
 

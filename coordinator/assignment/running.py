@@ -4,6 +4,7 @@ Readiness is the agents' own word in their rows and nothing else. A new coordina
 serve at one ballot with one hash and cover the model without a gap are a running plan, whoever placed it.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,14 @@ class RunningStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """The cuts before the last move by measured timings, over the same nodes, and what a token took under them."""
+
+    layer_ends: tuple[int, ...]
+    tpot_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunningPlan:
     """Active at every stage. ``plan`` is ``None`` while an adopted plan has not been evaluated yet."""
 
@@ -45,8 +54,8 @@ class RunningPlan:
     lanes: int
     active_since_us: int
     plan: Plan | None = None
-    rollback: "RunningPlan | None" = None
-    """What ran before, while a roll-back to it is still possible."""
+    former: Former | None = None
+    """What ran before, when this plan moved its cuts by measured timings: kept by stage 0, so any coordinator knows it."""
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -58,6 +67,15 @@ class RunningPlan:
         return LockedTopology(
             tuple(LockedStage(stage.node_id, stage.layer_start, stage.layer_end) for stage in self.stages)
         )
+
+    def former_topology(self) -> LockedTopology | None:
+        """The split before the last move; ``None`` when there was none, or when it is no split of these nodes."""
+        if self.former is None or len(self.former.layer_ends) != len(self.stages):
+            return None
+        spans = itertools.pairwise((0, *self.former.layer_ends))
+        stages = tuple(LockedStage(each.node_id, *span) for each, span in zip(self.stages, spans, strict=True))
+        whole = all(stage.layer_start < stage.layer_end for stage in stages)
+        return LockedTopology(stages) if whole and stages[-1].layer_end == self.stages[-1].layer_end else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +118,17 @@ def adopt(view: ClusterView, slot: Slot, *, model_digest: str, layer_count: int,
             )
             for member, fact in found
         )
+        former = None if first.former is None else Former(first.former.layer_ends, first.former.tpot_us)
         return RunningPlan(
-            slot, ballot, plan_hash, model_digest, stages, first.context_length, first.lanes, active_since_us=now_us
+            slot,
+            ballot,
+            plan_hash,
+            model_digest,
+            stages,
+            first.context_length,
+            first.lanes,
+            active_since_us=now_us,
+            former=former,
         )
     return None
 

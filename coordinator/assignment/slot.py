@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from coordinator.assignment.attempt import Attempt, AttemptFailed
-from coordinator.assignment.blame import far_below_predicted
 from coordinator.assignment.culprits import Culprits
 from coordinator.assignment.effects import (
     Decided,
@@ -27,8 +26,9 @@ from coordinator.assignment.effects import (
     PersistTerm,
     Publish,
 )
+from coordinator.assignment.measured import Measured
 from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings, problem_terms
-from coordinator.assignment.needs import need_of, rollback_due
+from coordinator.assignment.needs import need_of, recheck_at_us, rollback_due
 from coordinator.assignment.rounds import Conclusion, Judgement, PlanningRound, timeless_hash
 from coordinator.assignment.running import RunningPlan
 from coordinator.assignment.upkeep import retire_all, retire_left_out
@@ -74,25 +74,25 @@ class SlotCoordinator:
         self.withdrawn = False
         self.participant_hash = ""
         """Of the last concluded round: while it stays the same there is no other round."""
-        self.observed: Observation | None = None
         self._self_id: Final = self_id
         self.settings = settings
         self._campaign: Final = campaign
         self._next_request_id: Final = next_request_id
-        self._culprits: Final = Culprits(settings.assignment)
+        self.culprits: Final = Culprits(settings.assignment)
         self._quantiser: Final = self.quantiser_type()
         self._rejected: set[str] = set()
         self._term_persisted = False
         self._attempt_since_us = 0
-        self._attempt_round: tuple[str, bool] = ("", False)
+        self._attempt_round_hash = ""
         self._planned_timeless = ""
         self._refused_hash = ""
         self._deferred = False
         self._round_not_before_us = 0
         self._recheck_at_us: int | None = None
         self._check_at_us = 0
-        self._baseline_tpot_us: int | None = None
-        self._raised = ""
+        self._measured: Final = Measured()
+        self._kept = ""
+        """What was last said about keeping the plan; said again only when it changes."""
 
     # ------------------------------------------------------------------ what others read
 
@@ -127,7 +127,7 @@ class SlotCoordinator:
 
     def step(self, moment: Moment) -> list[Effect]:
         """Do what is due."""
-        self._culprits.forget_absent(moment.view)
+        self.culprits.forget_absent(moment.view)
         if not moment.coordinating:
             return self._stand_by(moment)
         effects = self._drive(moment)
@@ -157,9 +157,10 @@ class SlotCoordinator:
             replan=self.settings.replan,
             assignment=self.settings.assignment,
             active_for_us=0 if running is None else now_us - running.active_since_us,
-            observed=self.observed,
+            observed=self._measured.of(running, now_us),
             missing_bytes={NodeId(node.node_id): node.missing_bytes or 0 for node in self.round.problem.participants},
             rejected=frozenset(self._rejected),
+            reloads=frozenset(node_id for node_id, member in moment.view.members.items() if not member.row.keeps_loads),
         )
         answer = self.round.on_planned(request_id, result, judge_with=judgement)
         if not isinstance(answer, Conclusion):
@@ -189,13 +190,10 @@ class SlotCoordinator:
 
     def on_observed(self, observed: Observation, moment: Moment) -> list[Effect]:
         """Measured speed and traffic of the running plan; far too slow is raised once per plan."""
-        self.observed, running = observed, self.running
-        if running is None or self._raised == str(running.ballot):
+        running = self.running
+        text = self._measured.take(running, observed, moment.view, moment.now_us)
+        if text is None or running is None:
             return []
-        text = far_below_predicted(running, observed, moment.view)
-        if text is None:
-            return []
-        self._raised = str(running.ballot)
         return [self._decided(moment, "measured_far_below_predicted", text, old=running.plan_hash)]
 
     def withdraw(self, reason: str, moment: Moment) -> list[Effect]:
@@ -225,7 +223,7 @@ class SlotCoordinator:
             due.append(self.watch.broken_since_us + assignment.withdraw_grace_us)
         if self._recheck_at_us is not None:
             due.append(self._recheck_at_us)
-        due.append(self._culprits.next_deadline(now_us) or 0)
+        due.append(self.culprits.next_deadline(now_us) or 0)
         return min((moment for moment in due if moment > now_us), default=None)
 
     def _stand_by(self, moment: Moment) -> list[Effect]:
@@ -262,22 +260,19 @@ class SlotCoordinator:
 
     def _failed(self, attempt: Attempt, failed: AttemptFailed, moment: Moment) -> list[Effect]:
         for node_id in failed.culprits:
-            self._culprits.blame(node_id, failed.reason, moment.now_us)
+            self.culprits.blame(node_id, failed.reason, moment.now_us)
         self._campaign.learn(failed.learned_term)
         self._campaign.refused(moment.now_us, failed.retry_after_us, contested=failed.contested)
         return [self._decided(moment, "attempt_failed", failed.reason, new=attempt.plan.plan_hash)]
 
     def _activated(self, outcome: RunningPlan, moment: Moment) -> list[Effect]:
         old, self._check_at_us = self.running, 0
-        participant_hash, moved_by_timing = self._attempt_round
-        self.watch.replace(replace(outcome, rollback=old if moved_by_timing else None))
-        self.participant_hash, self.refused, self.withdrawn = participant_hash, None, False
-        self._baseline_tpot_us = self.observed.tpot_us if self.observed is not None else None
-        self.observed, self._deferred = None, False
-        self._recheck_at_us = None
+        self.watch.replace(outcome)
+        self.participant_hash, self.refused, self.withdrawn = self._attempt_round_hash, None, False
+        self._recheck_at_us, self._deferred = None, False
         self._campaign.succeeded()
         for node_id in outcome.nodes:
-            self._culprits.absolve(node_id)
+            self.culprits.absolve(node_id)
         effects: list[Effect] = [] if old is None else retire_left_out(old, outcome)
         effects.append(Publish(self.spec.slot, outcome.ballot, outcome.ballot.term, "serving", outcome.plan))
         old_hash = "" if old is None else old.plan_hash
@@ -291,7 +286,7 @@ class SlotCoordinator:
         if since_us == moment.now_us:
             self._deferred = False
             for node_id, why in self.watch.failed_here().items():
-                self._culprits.blame(node_id, why, moment.now_us)
+                self.culprits.blame(node_id, why, moment.now_us)
         over = moment.now_us >= since_us + self.settings.assignment.withdraw_grace_us
         return self.withdraw("no replacement within the grace", moment) if over and not self.busy else []
 
@@ -302,7 +297,7 @@ class SlotCoordinator:
         blocked = self.busy or not moment.may_start or now_us < self._campaign.not_before_us
         if blocked or now_us < self._check_at_us:
             return []
-        roll_back = rollback_due(self.settings.replan, self.running, self.observed, self._baseline_tpot_us)
+        roll_back = rollback_due(self.settings.replan, self.running, self._measured.of(self.running, now_us))
         need = need_of(
             self.watch,
             self.spec.locked,
@@ -319,7 +314,7 @@ class SlotCoordinator:
             self._deferred = True
             return [self._decided(moment, "deferred", "a surviving stage's node is not settled yet")]
         self._check_at_us = now_us + (HEALTHY_CHECK_INTERVAL_US if need == "changed" else CHECK_INTERVAL_US)
-        culprits = self._culprits.current(now_us)
+        culprits = self.culprits.current(now_us)
         terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running)
         problem = build_problem(moment.view, terms, self._quantiser)
         participant_hash = participant_set_hash(problem)
@@ -356,9 +351,8 @@ class SlotCoordinator:
         verdict = answer.verdict
         assert verdict is not None
         running = self.running
-        self._recheck_at_us = None
-        if verdict.reason == "dwell" and running is not None:
-            self._recheck_at_us = max(now_us + 1, running.active_since_us + self.settings.replan.min_dwell_us)
+        if running is not None:
+            self._recheck_at_us = recheck_at_us(verdict, running, self.settings.replan, now_us)
         first = self.participant_hash == ""
         self.participant_hash, self._planned_timeless = concluded.participant_hash, timeless_hash(concluded.problem)
         effects: list[Effect] = []
@@ -366,7 +360,8 @@ class SlotCoordinator:
             effects.append(Publish(self.spec.slot, running.ballot, running.ballot.term, "serving", running.plan))
         old = "" if running is None else running.plan_hash
         kept = Decision(now_us, self.spec.slot, "kept", verdict.reason, old, old, verdict.gain_us, verdict.cost_us)
-        return [*effects, Decided(kept)]
+        said, self._kept = self._kept, f"{verdict.reason} {old} {concluded.participant_hash}"
+        return effects if said == self._kept else [*effects, Decided(kept)]
 
     def _place(self, concluded: PlanningRound, answer: Conclusion, plan: Plan, moment: Moment) -> list[Effect]:
         if any(NodeId(stage.node_id) not in moment.plannable for stage in plan.stages):
@@ -382,9 +377,10 @@ class SlotCoordinator:
             running=running,
             settings=self.settings.assignment,
             force=moment.force,
+            former=self._measured.former(running, moment.now_us) if answer.moved_by_timing else None,
         )
         self._term_persisted, self._attempt_since_us = False, moment.now_us
-        self._attempt_round = (concluded.participant_hash, answer.moved_by_timing)
+        self._attempt_round_hash = concluded.participant_hash
         self._planned_timeless = timeless_hash(concluded.problem)
         decision = Decision(
             moment.now_us,

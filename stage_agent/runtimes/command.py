@@ -13,6 +13,10 @@ PLACEHOLDERS = frozenset({
     "lanes", "layer_count", "layer_end", "layer_start", "model", "next", "next_id", "node_id", "port", "previous",
     "previous_id", "slot", "stage_count", "stage_index",
 })  # fmt: skip
+_OF_THE_PLAN = frozenset({
+    "cache_epoch", "driver", "driver_id", "first_request_id", "next", "next_id", "previous", "previous_id", "stage_count",
+    "stage_index",
+})  # fmt: skip
 _PLACEHOLDER = re.compile(r"\{\{([a-z_]+)\}\}|\{([a-z_]+)\}")
 """``{name}`` is replaced, ``{{name}}`` becomes ``{name}``; other braces, such as JSON's, are left alone."""
 # Private to the agent: what systemd hands to it, and its own settings, which may name secrets.
@@ -30,6 +34,11 @@ def check_command(command: tuple[str, ...]) -> None:
                 raise ConfigurationError(
                     f"runtime.command: {{{name}}} is unknown; there are {known} (to pass it on as it is, double its braces)"
                 )
+
+
+def names_other_stages(command: tuple[str, ...]) -> bool:
+    """Whether the command may change with a plan that leaves this stage's layers, context and lanes alone."""
+    return any(name in _OF_THE_PLAN for argument in command for _, name in _PLACEHOLDER.findall(argument))
 
 
 def placeholder_values(

@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from config.settings import RuntimeSettings
+from stage_agent.runtimes.command import names_other_stages
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import StageRuntime
 
@@ -26,6 +27,23 @@ def make_runtime(settings: RuntimeSettings, context: RuntimeContext) -> StageRun
             from stage_agent.runtimes.llama_cpp.runtime import LlamaCppRuntime
 
             return LlamaCppRuntime(settings, context)
+        case _:
+            assert_never(settings.kind)
+
+
+def keeps_loads(settings: RuntimeSettings) -> bool:
+    """Whether ``StageRuntime.keeps`` says yes to every plan with the same layers, context and lanes.
+
+    Known before anything is loaded, because the memory of a move depends on it. A foreign engine whose command names its
+    neighbours is started anew even when those stay: for its memory that is the safe answer.
+    """
+    match settings.kind:
+        case "mapped" | "reference":
+            return True
+        case "process":
+            return not names_other_stages(settings.command)
+        case "llama_cpp":
+            return False
         case _:
             assert_never(settings.kind)
 

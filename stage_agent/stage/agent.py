@@ -66,7 +66,9 @@ class StageAgent:
         now_us: int,
         settings: ElectionSettings | None = None,
         fence: BallotFence | None = None,
+        keeps_loads: bool = True,
     ) -> None:
+        """``keeps_loads``: the engine can serve another plan with the same layers as they are loaded."""
         self._node_id: Final = node_id
         self._instance: Final = instance
         self._settings: Final = settings or ElectionSettings()
@@ -78,7 +80,7 @@ class StageAgent:
         """The slot of the last input as it was before."""
         self._last_event: RuntimeEvent | None = None
         self._unrecorded: list[RuntimeEvent] = []
-        self._loads: Final = LoadLedger(self._slots, usable_memory_bytes)
+        self._loads: Final = LoadLedger(self._slots, usable_memory_bytes, keeps_loads=keeps_loads)
         self._claims: Final = Claims(
             node_id=node_id,
             instance=instance,
@@ -158,9 +160,11 @@ class StageAgent:
                 )
             ]
         effects = self._claims.judge(state, sender, message, ballot, now_us)
-        if ballot == state.record.promised and sender == ballot.node_id:
-            state.heard_at_us = now_us
-            state.kept_at_us = now_us
+        if sender == ballot.node_id:
+            if ballot == state.record.current:
+                state.heard_at_us = now_us
+            if ballot == state.record.promised:
+                state.kept_at_us = now_us
         return effects
 
     def _unknown_slot(self, sender: NodeId, message: BallotMessage) -> list[StageEffect]:

@@ -98,11 +98,12 @@ class Claims:
             usable_memory_bytes=usable,
             replaceable_bytes=replaceable,
             cache_epoch=CacheEpoch(value=record.cache_epoch),
+            keeps_loads=self._loads.keeps_loads,
         )
 
     def _sticky_for_us(self, state: SlotState, ballot: PlanEpoch, now_us: int) -> int:
-        """How long the promised ballot's coordinator still keeps others out; 0 = not at all."""
-        current = state.record.promised
+        """How long the current ballot's coordinator still keeps others out; 0 = not at all."""
+        current = state.record.current
         if current == NO_EPOCH or current.node_id == ballot.node_id or current.node_id not in self.alive:
             return 0
         if state.heard_at_us is None:

@@ -14,9 +14,11 @@ from stage_agent.stage.slot import Held, SlotState, memory_bytes
 class LoadLedger:
     """Who occupies which memory. Shares the slot states with ``StageAgent``; touches only their loads."""
 
-    def __init__(self, slots: dict[Slot, SlotState], usable_memory_bytes: int) -> None:
+    def __init__(self, slots: dict[Slot, SlotState], usable_memory_bytes: int, *, keeps_loads: bool = True) -> None:
         self._slots = slots
         self.usable_memory_bytes = usable_memory_bytes
+        self.keeps_loads = keeps_loads
+        """Whether the engine can go on under another plan with what it has loaded."""
         self._last_weights = 0
 
     def available_to(self, state: SlotState) -> tuple[int, int]:
@@ -32,7 +34,7 @@ class LoadLedger:
 
     def shortage(self, state: SlotState, assignment: StageAssignment) -> str | None:
         """Why ``assignment`` cannot fit beside what stays, or ``None``. A load that shares weights needs nothing more."""
-        if state.reusable(assignment) is not None:
+        if self._reusable(state, assignment) is not None:
             return None
         free = self.usable_memory_bytes - memory_bytes(self._stays(state))
         if assignment.required_bytes <= free:
@@ -43,7 +45,7 @@ class LoadLedger:
         self, state: SlotState, ballot: PlanEpoch, plan_hash: str, assignment: StageAssignment, now_us: int
     ) -> list[StageEffect]:
         """Make ``assignment`` the slot's staged load: label shared weights, or start, or wait. The older one leaves."""
-        reused = state.reusable(assignment)
+        reused = self._reusable(state, assignment)
         self._last_weights += 1
         staged = Held(
             ballot=ballot,
@@ -92,6 +94,9 @@ class LoadLedger:
     def _start(self, state: SlotState, held: Held) -> list[StageEffect]:
         held.phase = "loading"
         return [Load(state.slot, held.ballot, held.assignment, held.reuse)]
+
+    def _reusable(self, state: SlotState, assignment: StageAssignment) -> Held | None:
+        return state.reusable(assignment) if self.keeps_loads else None
 
     def _stays(self, state: SlotState) -> list[Held]:
         """What is there when a newer ballot of ``state`` has superseded its staged load and the leaving are gone."""

@@ -69,7 +69,7 @@ class SlotState:
     kept_at_us: int = 0
     """Last keepalive, frame or ballot message: the orphan timer counts from here."""
     heard_at_us: int | None = None
-    """Last word of the promised ballot's coordinator, for stickiness."""
+    """Last word of the current ballot's coordinator, for stickiness."""
     restarted: bool = False
     """The record says active, but that process is gone."""
 
@@ -118,6 +118,7 @@ class SlotState:
             context_length=0 if shown is None else shown.assignment.context_length,
             lanes=0 if shown is None else shown.assignment.lanes,
             required_bytes=0 if shown is None else shown.assignment.required_bytes,
+            former=None if shown is None else shown.assignment.former,
             loaded_bytes=0 if moving is None else moving.loaded_bytes,
             total_bytes=0 if moving is None else moving.total_bytes,
             detail=self._detail(),
