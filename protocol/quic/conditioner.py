@@ -19,6 +19,7 @@ its bandwidth. A node shapes only what it sends: both ends read the same file an
 import asyncio
 import heapq
 import random
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -166,7 +167,10 @@ class Conditioner:
 
 
 class ShapedLink:
-    """One direction of one link: a serialiser, a delay line and a die. Needs a running event loop."""
+    """One direction of one link: a serialiser, a delay line and a die.
+
+    ``packet`` needs a running event loop; ``depart`` and ``late_by_loss_s`` may be called by any thread.
+    """
 
     def __init__(self, shape: LinkShape, die: random.Random) -> None:
         self.shape = shape
@@ -178,6 +182,7 @@ class ShapedLink:
         self._count = 0
         self._timer: asyncio.Handle | None = None
         self._spun_s = 0.0
+        self._serialising = threading.Lock()
 
     def packet(self, size: int, deliver: Callable[[], None]) -> str | None:
         """Send a packet of ``size`` bytes; ``deliver`` is called when it comes out. The reason when it is lost."""
@@ -204,16 +209,17 @@ class ShapedLink:
 
         With ``bounded=False`` the caller waits instead of losing anything: the TLS lane.
         """
-        shape = self.shape
-        start_s = max(now_s, self.free_s)
-        if shape.bytes_per_s is not None:
-            if bounded and start_s - now_s > QUEUE_SECONDS:
-                return None
-            self.free_s = start_s + size / shape.bytes_per_s
-            start_s = self.free_s
-        delay_us = shape.delay_us + (self._die.random() * shape.jitter_us if shape.jitter_us else 0)
-        self._last_due_s = max(self._last_due_s, start_s + delay_us / 1_000_000)
-        return self._last_due_s
+        with self._serialising:
+            shape = self.shape
+            start_s = max(now_s, self.free_s)
+            if shape.bytes_per_s is not None:
+                if bounded and start_s - now_s > QUEUE_SECONDS:
+                    return None
+                self.free_s = start_s + size / shape.bytes_per_s
+                start_s = self.free_s
+            delay_us = shape.delay_us + (self._die.random() * shape.jitter_us if shape.jitter_us else 0)
+            self._last_due_s = max(self._last_due_s, start_s + delay_us / 1_000_000)
+            return self._last_due_s
 
     def late_by_loss_s(self) -> float:
         """Extra delay of a chunk on a reliable lane: a lost one is sent again after about a round trip."""

@@ -1,142 +1,94 @@
-"""Carries one connection: a loopback socket on this side, a bulk stream on the other, both directions at once.
+"""One connection from the event loop's side: lent to its thread, watched, ended, counted, closed.
 
-Back-pressure is the sockets' own: nothing is read from one side before the other has room. Half-close is carried as a
-frame. When either side breaks, both are reset, so that the engine at each end sees a broken connection, not silence.
+When either side breaks, both are reset, so that the engine at each end sees a broken connection, not silence.
 """
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Protocol
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
 
-from protocol.errors import WireError
-from stage_agent.tunnel.wire import CHUNK_BYTES, END, KEEPALIVE, KEEPALIVE_LENGTH, LENGTH_BYTES
+from protocol.quic.bulk import BulkReader, BulkWriter
+from protocol.quic.interface import Direction, LimitedBy
+from stage_agent.tunnel.ledger import Fault, Ledger
+from stage_agent.tunnel.pump import Pump, Terms
 
-JOINED_BYTES = 16_384
-"""Up to here length and bytes are copied into one write, one TLS record: cheaper than two."""
-KEEPALIVE_S = 15.0
-"""A third of the bulk lane's idle timeout."""
-FAULTS = (OSError, EOFError, TimeoutError, WireError)
-
-
-class ByteReader(Protocol):
-    """The receiving half of a bulk stream."""
-
-    async def read(self, limit: int) -> bytes:
-        """Up to ``limit`` bytes; empty at the end."""
-
-    async def readexactly(self, size: int) -> bytes:
-        """Exactly ``size`` bytes, or ``asyncio.IncompleteReadError``."""
+_RESET = struct.pack("ii", 1, 0)
 
 
-class ByteWriter(Protocol):
-    """The sending half of a bulk stream."""
+async def relay(
+    local: socket.socket,
+    stream: tuple[BulkReader, BulkWriter],
+    peer: str,
+    ledgers: Sequence[Ledger],
+    keepalive_s: float,
+) -> None:
+    """Carry until both directions have ended, or either side breaks. Cancelling breaks both. Closes everything.
 
-    def write(self, data: bytes) -> None:
-        """Hand over bytes."""
+    Every ledger counts. Raises ``OSError`` or ``TimeoutError`` when the stream broke before it was lent.
+    """
+    reader, writer = stream
+    try:
+        loan = await writer.lend(reader)
+    except BaseException:
+        local.close()
+        writer.abort()
+        raise
+    loop = asyncio.get_running_loop()
 
-    async def drain(self) -> None:
-        """Wait until there is room."""
+    def observe(direction: Direction, size: int, duration_us: int, limit: LimitedBy) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            loop.call_soon_threadsafe(loan.observe, direction, size, duration_us, limit)
 
-    async def close(self) -> None:
-        """Flush and end."""
+    terms = Terms(keepalive_s, loan.idle_s, loan.link, observe)
+    pump = Pump(local, loan.channel, loan.early, terms)
+    for ledger in ledgers:
+        ledger.begin(peer, pump)
+    ended = in_thread(pump.run, f"tunnel {peer[:8]}")
 
-    def abort(self) -> None:
-        """Drop at once."""
+    def over(future: "asyncio.Future[Fault | None]") -> None:
+        fault: Fault | None = "reset" if future.exception() is not None else future.result()
+        for ledger in ledgers:
+            ledger.end(pump, fault)
+        if fault is not None:
+            with contextlib.suppress(OSError):
+                local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        local.close()
+        loan.give_back()
+
+    ended.add_done_callback(over)
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        pump.stop()
+        while not ended.done():  # a moment: nothing in the thread blocks, and its sockets must outlive it
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({ended})
+        raise
 
 
-@dataclass(slots=True)
-class TunnelCounters:
-    """Totals of this node since its start; ``active`` is the present number."""
+def in_thread(call: Callable[[], Fault | None], name: str) -> "asyncio.Future[Fault | None]":
+    """Run ``call`` in a thread of its own that does not outlive the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Fault | None] = loop.create_future()
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    opened: int = 0
-    refused: int = 0
-    broken: int = 0
-    active: int = 0
+    def settle(result: Fault | None, error: BaseException | None) -> None:
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
-
-@dataclass(slots=True)
-class Relay:
-    """One connection. ``run`` ends when both directions have ended, or at the first fault."""
-
-    local_reader: asyncio.StreamReader
-    local_writer: asyncio.StreamWriter
-    reader: ByteReader
-    writer: ByteWriter
-    totals: list[TunnelCounters]
-    """All of them count every byte."""
-    keepalive_s: float = KEEPALIVE_S
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _quiet: bool = True
-
-    async def run(self) -> bool:
-        """Whether it ended in order; a peer's or an engine's fault resets both sides and gives false. Never raises those."""
-        for total in self.totals:
-            total.opened += 1
-            total.active += 1
-        whole = False
+    def body() -> None:
+        result: Fault | None = None
+        error: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as group:
-                both = [
-                    group.create_task(self._outwards(), name="tunnel out"),
-                    group.create_task(self._inwards(), name="tunnel in"),
-                ]
-                keeping = group.create_task(self._keep_alive(), name="tunnel keepalive")
-                await asyncio.wait(both, return_when=asyncio.ALL_COMPLETED)
-                keeping.cancel()
-            whole = True
-        except* FAULTS:
-            pass
-        finally:
-            for total in self.totals:
-                total.active -= 1
-                total.broken += not whole
-            if not whole:
-                self.writer.abort()
-                self.local_writer.transport.abort()
-        if whole:
-            self.local_writer.close()
-            await self.writer.close()
-        return whole
+            result = call()
+        except BaseException as caught:  # noqa: BLE001 - it goes on where the caller waits
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
 
-    async def _outwards(self) -> None:
-        while data := await self.local_reader.read(CHUNK_BYTES):
-            length = len(data).to_bytes(LENGTH_BYTES, "big")
-            await self._send(length + data) if len(data) <= JOINED_BYTES else await self._send(length, data)
-            for total in self.totals:
-                total.sent_bytes += len(data)
-        await self._send(END)
-
-    async def _inwards(self) -> None:
-        while length := int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big"):
-            if length == KEEPALIVE_LENGTH:
-                continue
-            if length > CHUNK_BYTES:
-                raise WireError("oversized", f"a tunnel chunk of {length} bytes is over {CHUNK_BYTES}")
-            while length:
-                data = await self.reader.read(length)
-                if not data:
-                    raise EOFError("the tunnel's stream ended inside a chunk")
-                length -= len(data)
-                self.local_writer.write(data)
-                await self.local_writer.drain()
-                for total in self.totals:
-                    total.received_bytes += len(data)
-        if self.local_writer.can_write_eof():
-            self.local_writer.write_eof()
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(self.keepalive_s)
-            if self._quiet:
-                await self._send(KEEPALIVE)
-            self._quiet = True
-
-    async def _send(self, *parts: bytes) -> None:
-        # A drain may pause between two pieces: without the lock another write could land inside a chunk.
-        async with self._lock:
-            self._quiet = False
-            for part in parts:
-                self.writer.write(part)
-            await self.writer.drain()
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return future

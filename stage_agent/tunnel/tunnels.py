@@ -5,12 +5,15 @@ port that a peer asks for. A listener accepts on loopback and carries every conn
 """
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.ids import NodeId
-from stage_agent.tunnel.relay import FAULTS, KEEPALIVE_S, ByteReader, ByteWriter, Relay, TunnelCounters
+from protocol.quic.bulk import BulkReader, BulkWriter
+from stage_agent.tunnel.ledger import Fault, Ledger, TunnelCounters
+from stage_agent.tunnel.relay import relay
 from stage_agent.tunnel.wire import (
     ANSWER_MAX_BYTES,
     LENGTH_BYTES,
@@ -24,18 +27,22 @@ from stage_agent.tunnel.wire import (
 )
 
 LOOPBACK = "127.0.0.1"
-BUFFER_BYTES = 1_048_576
 CONNECT_S = 5.0
 ANSWER_S = 5.0
+KEEPALIVE_S = 15.0
+"""A third of the bulk lane's idle timeout."""
 MAX_CONNECTIONS = 8
 """Per listener; more are reset at once. The lane takes 16 bulk streams from one peer."""
+MAX_CARRIED = 64
+"""Of a node, both ends counted: each is a thread. More are refused as busy."""
 MAX_DOORS = 256
+PEER_FAULTS = (OSError, EOFError, TimeoutError, WireError)
 
 
 class BulkOpener(Protocol):
     """The part of the transport that tunnels use."""
 
-    async def open_bulk(self, peer: NodeId, kind: str, header: bytes) -> tuple[ByteReader, ByteWriter]:
+    async def open_bulk(self, peer: NodeId, kind: str, header: bytes) -> tuple[BulkReader, BulkWriter]:
         """See ``QuicTransport.open_bulk``."""
 
 
@@ -53,19 +60,25 @@ class Door:
 class Listener:
     """A loopback port that leads to a peer's door, with its own counters."""
 
-    server: asyncio.Server
+    listening: socket.socket
     port: int
     """On loopback; chosen by the kernel."""
-    counters: TunnelCounters = field(default_factory=TunnelCounters)
+    ledger: Ledger = field(default_factory=Ledger)
+    accepting: asyncio.Task[None] | None = None
     carried: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def counters(self) -> TunnelCounters:
+        """Of this listener alone, as they stand."""
+        return self.ledger.counters()
 
     async def close(self) -> None:
         """Accept nothing more and reset what is still open; idempotent."""
-        self.server.close()
-        tasks = tuple(self.carried)
+        tasks = [*self.carried, *([self.accepting] if self.accepting is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.listening.close()
 
 
 class Tunnels:
@@ -75,7 +88,12 @@ class Tunnels:
         self._opener = opener
         self._keepalive_s = keepalive_s
         self._doors: dict[str, Door] = {}
-        self.counters = TunnelCounters()
+        self.ledger = Ledger()
+
+    @property
+    def counters(self) -> TunnelCounters:
+        """Of this node, as they stand."""
+        return self.ledger.counters()
 
     def open_door(self, name: str, door: Door) -> None:
         """Let peers in; replaces a door of that name."""
@@ -95,66 +113,92 @@ class Tunnels:
         """Whether ``peer`` has that door open. Raises ``ConnectionError`` when it cannot be asked now."""
         try:
             _, writer, answer = await self._knock(peer, Question(door=name, ask=True))
-        except FAULTS as error:
+        except PEER_FAULTS as error:
             raise ConnectionRefusedError(f"{peer} cannot be asked: {error or type(error).__name__}") from None
         writer.abort()
         return answer
 
     async def listen(self, peer: str, name: str, tasks: asyncio.TaskGroup) -> Listener:
         """A listener whose connections are tasks of ``tasks``. The caller closes it."""
-
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if len(listener.carried) >= MAX_CONNECTIONS:
-                writer.transport.abort()
-                return
-            task = tasks.create_task(self._carry(listener, peer, name, reader, writer), name=f"tunnel to {peer}")
-            listener.carried.add(task)
-            task.add_done_callback(listener.carried.discard)
-
-        server = await asyncio.start_server(accepted, LOOPBACK, 0, limit=BUFFER_BYTES)
-        listener = Listener(server, int(server.sockets[0].getsockname()[1]))
+        listening = socket.create_server((LOOPBACK, 0))
+        listening.setblocking(False)
+        listener = Listener(listening, int(listening.getsockname()[1]))
+        listener.accepting = tasks.create_task(
+            self._accept(listener, peer, name, tasks), name=f"tunnel door to {peer[:8]}"
+        )
         return listener
 
-    async def serve(self, peer: NodeId, header: bytes, reader: ByteReader, writer: ByteWriter) -> None:
-        """One incoming stream: answer, then carry. Raises ``WireError`` for a malformed question."""
+    async def serve(self, peer: NodeId, header: bytes, reader: BulkReader, writer: BulkWriter) -> None:
+        """One incoming stream: answer, then carry. Raises what a peer can cause, as bulk handlers may."""
         question = question_of(header)
         door = self._doors.get(question.door)
         if door is None or (door.allowed is not None and peer not in door.allowed):
-            self.counters.refused += 1
-            await _answer(writer, Answer(open=False, reason="no such door" if door is None else "not for this peer"))
+            await self._refuse(writer, "door", "no such door" if door is None else "not for this peer")
             return
         said = Answer(open=True, engine=door.engine, secret=door.secret)
         if question.ask:
             await _answer(writer, said)
             return
+        if self.ledger.active >= MAX_CARRIED:
+            await self._refuse(writer, "busy", f"{MAX_CARRIED} connections are open here already")
+            return
         try:
-            async with asyncio.timeout(CONNECT_S):
-                local = await asyncio.open_connection(LOOPBACK, door.port, limit=BUFFER_BYTES)
+            local = await _connected(door.port)
         except (OSError, TimeoutError) as error:
-            self.counters.refused += 1
-            await _answer(writer, Answer(open=False, reason=f"the engine does not accept ({type(error).__name__})"))
+            await self._refuse(writer, "engine", f"the engine does not accept ({type(error).__name__})")
             return
-        await _answer(writer, said)
-        await Relay(*local, reader, writer, [self.counters], self._keepalive_s).run()
-
-    async def _carry(
-        self, listener: Listener, peer: str, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
         try:
-            far_reader, far_writer, answer = await self._knock(peer, Question(door=name))
-        except FAULTS:
-            answer = None
-        if answer is None or not answer.open:
-            self.counters.refused += 1
-            listener.counters.refused += 1
-            writer.transport.abort()
-            if answer is not None:
-                far_writer.abort()
-            return
-        totals = [self.counters, listener.counters]
-        await Relay(reader, writer, far_reader, far_writer, totals, self._keepalive_s).run()
+            await _answer(writer, said)
+        except BaseException:
+            local.close()
+            raise
+        await relay(local, (reader, writer), peer, [self.ledger], self._keepalive_s)
 
-    async def _knock(self, peer: str, question: Question) -> tuple[ByteReader, ByteWriter, Answer]:
+    async def _refuse(self, writer: BulkWriter, fault: Fault, reason: str) -> None:
+        self.ledger.errors[fault] += 1
+        await _answer(writer, Answer(open=False, reason=reason))
+
+    async def _accept(self, listener: Listener, peer: str, name: str, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                local, _ = await loop.sock_accept(listener.listening)
+            except OSError:  # the client is gone already, or descriptors ran out: both pass
+                await asyncio.sleep(0.1)
+                continue
+            local.setblocking(False)
+            local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if len(listener.carried) >= MAX_CONNECTIONS or self.ledger.active >= MAX_CARRIED:
+                self._count(listener, "busy")
+                local.close()
+                continue
+            task = tasks.create_task(self._carry(listener, peer, name, local), name=f"tunnel to {peer}")
+            listener.carried.add(task)
+            task.add_done_callback(listener.carried.discard)
+
+    async def _carry(self, listener: Listener, peer: str, name: str, local: socket.socket) -> None:
+        try:
+            reader, writer, answer = await self._knock(peer, Question(door=name))
+            if not answer.open:
+                writer.abort()
+                raise ConnectionRefusedError(answer.reason)
+        except PEER_FAULTS:
+            self._count(listener, "peer")
+            local.close()
+            return
+        except asyncio.CancelledError:
+            local.close()
+            raise
+        try:
+            await relay(local, (reader, writer), peer, [self.ledger, listener.ledger], self._keepalive_s)
+        except PEER_FAULTS:
+            self._count(listener, "reset")
+
+    def _count(self, listener: Listener, fault: Fault) -> None:
+        self.ledger.errors[fault] += 1
+        listener.ledger.errors[fault] += 1
+
+    async def _knock(self, peer: str, question: Question) -> tuple[BulkReader, BulkWriter, Answer]:
         reader, writer = await self._opener.open_bulk(NodeId(peer), TUNNEL_KIND, question_bytes(question))
         try:
             async with asyncio.timeout(CONNECT_S + ANSWER_S):
@@ -164,12 +208,26 @@ class Tunnels:
             raise
 
 
-async def _answer(writer: ByteWriter, answer: Answer) -> None:
+async def _connected(port: int) -> socket.socket:
+    """To an engine of this node. Raises ``OSError`` or ``TimeoutError``."""
+    local = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        local.setblocking(False)
+        local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(local, (LOOPBACK, port))
+    except BaseException:
+        local.close()
+        raise
+    return local
+
+
+async def _answer(writer: BulkWriter, answer: Answer) -> None:
     writer.write(answer_bytes(answer))
     await writer.drain()
 
 
-async def _read_answer(reader: ByteReader) -> Answer:
+async def _read_answer(reader: BulkReader) -> Answer:
     size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if size > ANSWER_MAX_BYTES:
         raise WireError("oversized", f"a tunnel's answer of {size} bytes is over {ANSWER_MAX_BYTES}")
