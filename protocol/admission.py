@@ -282,7 +282,13 @@ class AdmissionBook:
         return (first, *vouched)
 
     def revoke(self, node_id: str, *, signer_public_key: bytes, sign: Sign) -> tuple[Admission, ...]:
-        """Revoke a known id and vouch for those it admitted. The statements to spread; empty when nothing changed.
+        """Make a ``revocation`` and merge it."""
+        made = self.revocation(node_id, signer_public_key=signer_public_key, sign=sign)
+        self.merge_all(made)
+        return made
+
+    def revocation(self, node_id: str, *, signer_public_key: bytes, sign: Sign) -> tuple[Admission, ...]:
+        """What revokes a known id and vouches for those it admitted, not merged yet; empty when it would change nothing.
 
         The signer must be admitted, and not by way of the one it revokes (assert).
         """
@@ -297,7 +303,7 @@ class AdmissionBook:
             for orphan in self.statements
             if orphan.signer == node_id != orphan.node_id and not orphan.revoked and node_id in self._admitted
         ]
-        made = [
+        return tuple(
             make_admission(
                 self.mesh_id,
                 about.public_key,
@@ -308,9 +314,7 @@ class AdmissionBook:
                 successor=about.successor,
             )
             for about in (held, *(vouched_for if signer != node_id else ()))
-        ]
-        self.merge_all(made)
-        return tuple(made)
+        )
 
     def validate(self) -> None:
         """The invariants: the admitted ones are exactly those whose chain reaches the founder; none is revoked."""

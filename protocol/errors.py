@@ -4,6 +4,7 @@
     ├── ConfigurationError         a file, key or flag of the operator is wrong; nothing was started
     ├── StateError                 the state directory cannot be used (full, read-only, corrupt); nothing was written
     ├── IdentityError              no identity, or one that cannot be read; nothing was sent
+    │   └── IdentityBarred         this identity is revoked, superseded, or in use by another process; the daemon ends
     ├── ModelError                 a model file is not what it claims; nothing was loaded
     ├── AddressError               a port is in use or an address cannot be bound or reached
     ├── JoinError                  a token is wrong, used or expired, or the inviter cannot be reached; state unchanged
@@ -20,6 +21,7 @@ __all__ = [
     "AddressError",
     "ConfigurationError",
     "DaemonUnreachable",
+    "IdentityBarred",
     "IdentityError",
     "JoinError",
     "ModelError",
@@ -35,6 +37,12 @@ class StateError(StagemeshError):
 
 class IdentityError(StagemeshError):
     """This node's key or certificate is missing, unreadable or too widely readable."""
+
+
+class IdentityBarred(IdentityError):  # noqa: N818 - it names the situation
+    """The mesh does not take this identity any more: starting again would not mend it."""
+
+    exit_code = 6
 
 
 class ModelError(StagemeshError):

@@ -264,7 +264,7 @@ class Driver:
                 case told.Dial():
                     self._dial(effect)
                 case told.CloseConnection(peer, reason):
-                    self.transport.close(peer, reason if reason in {"revoked", "duplicate"} else "closed")
+                    self.transport.close(peer, reason if reason in {"revoked", "superseded", "duplicate"} else "closed")
                 case told.MemberChanged(node_id, _, new):
                     self.narrator.member(effect)
                     self.members_changed()

@@ -8,6 +8,7 @@ from protocol.ids import NodeId
 from protocol.membership.core import Membership
 from protocol.quic import interface as seen
 from protocol.quic.bulk import BulkReader, BulkWriter
+from stage_agent.admittance import Admittance
 from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.artifacts.wire import ARTIFACT_KIND
 from stage_agent.clock import monotonic_us
@@ -42,6 +43,7 @@ class MeshEvents:
         agent: StageAgent,
         tunnels: Tunnels,
         artifacts: NodeArtifacts,
+        admittance: Admittance,
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -52,6 +54,7 @@ class MeshEvents:
         self._agent = agent
         self._tunnels = tunnels
         self._artifacts = artifacts
+        self._admittance = admittance
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
@@ -138,6 +141,7 @@ class MeshEvents:
                 self._book.save()
                 for admission in admissions:
                     driver.carry_membership(membership.spread_admission(admission, now_us))
+                self._admittance.look()
             case seen.TransferObserved(peer, direction, size, duration_us, limited_by):
                 membership.on_transfer(peer, direction, size, duration_us, limited_by, now_us)
                 driver.members_changed()

@@ -27,17 +27,22 @@ OUTCOMES = {
 """Decision kind → ``outcome`` of ``replan_total``."""
 
 
+NAMES_KEPT = 4_096
+"""Names of nodes that may be gone since; the one learnt first is forgotten first."""
+
+
 class Narrator:
     """Reads the membership for names; writes the journal. Decides nothing."""
 
     def __init__(self, membership: Membership, journal: Journal) -> None:
         self._membership = membership
         self._journal = journal
+        self._names: dict[str, str] = {}
 
     def name_of(self, node_id: str) -> str:
-        """The node's name for people, or the beginning of its id."""
+        """The node's name for people, also of one that is gone since, or the beginning of its id."""
         member = self._membership.members().get(NodeId(node_id))
-        return member.row.name if member is not None else node_id[:8]
+        return member.row.name if member is not None else self._names.get(node_id, node_id[:8])
 
     def spoken(self, text: str) -> str:
         """``text`` with names for node ids."""
@@ -47,6 +52,10 @@ class Narrator:
 
     def member(self, change: MemberChanged) -> None:
         """A member came, went, or is in doubt."""
+        if change.new is not None:
+            self._names[change.node_id] = self.name_of(change.node_id)
+            if len(self._names) > NAMES_KEPT:
+                del self._names[next(iter(self._names))]
         state = change.new or "forgotten"
         was = f", was {change.old}" if change.old else ""
         text = f"{self.name_of(change.node_id)} is {state}{was} ({change.reason})"

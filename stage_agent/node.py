@@ -23,14 +23,15 @@ from config.secrets import api_token
 from config.settings import Settings
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.profiles import parse_profile
-from protocol.errors import ConfigurationError, IdentityError, ModelError
+from protocol.errors import ConfigurationError, IdentityBarred, IdentityError, ModelError
 from protocol.ids import Instance
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import load_membership
 from stage_agent.addresses import own_addresses, with_real_port
+from stage_agent.admittance import standing_identity
 from stage_agent.api.app import build_app
 from stage_agent.api.server import ApiListener, bind_api, serve_api
-from stage_agent.assembly import Assembled, Prepared, Switches, assemble
+from stage_agent.assembly import Assembled, Prepared, assemble
 from stage_agent.clock import monotonic_us
 from stage_agent.journal import Journal
 from stage_agent.library import LocalModel, ModelLibrary
@@ -45,6 +46,7 @@ from stage_agent.router.proxy import HeadProxy
 from stage_agent.runtimes.factory import engine_label
 from stage_agent.said import SERVED_SPACE, forget_said
 from stage_agent.state.store import StateStore
+from stage_agent.switches import Switches
 
 GOODBYE_S = 0.3
 """Time for the goodbye to leave before the sockets close."""
@@ -59,19 +61,33 @@ class _Stop(Exception):  # noqa: N818 - ends the task group in order; not an err
 async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> None:
     """Serve until SIGTERM, SIGINT or ``leave``. Raises ``StagemeshError`` for what a person can mend.
 
-    ``read_again`` reads the configuration for SIGHUP.
+    ``read_again`` reads the configuration for SIGHUP. A node that got a new key begins again under it.
     """
     settings = settings.model_copy(update={"listen": with_real_port(settings.listen)})
+    switches = Switches()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, switches.terminate)
+    while True:
+        await _run_once(settings, read_again, switches)
+        if switches.terminated or not switches.again:
+            return
+        switches.next_run()
+
+
+async def _run_once(settings: Settings, read_again: Callable[[], Settings], switches: Switches) -> None:
+    """The node under the identity that it has now, until asked to stop."""
     directory = state_dir(settings)
     calibration = load_calibration(settings.planner.calibration)
-    identity = Identity.load(directory)
-    mesh = load_membership(directory)
+    mesh, identity = load_membership(directory), Identity.load(directory)
     if mesh is None:
         raise IdentityError(
             f"{directory} is in no mesh: run `stagemesh init`, or `stagemesh join TOKEN` with a token from a member"
         )
+    book = mesh.book()
     journal = Journal()
     with StateStore.open(directory) as store:
+        identity = standing_identity(directory, identity, book)
         if store.set_aside is not None:
             journal.tell("state_corrupt", f"the state was damaged and is now {store.set_aside}", "error")
         # The verification engine sends float32 activations; engines in production send float16.
@@ -99,7 +115,7 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
                     api_address=listener.reachable_address(addresses),
                 ),
                 hardware=Hardware(facts.detected_memory_bytes, settings.shape.memory_bytes is not None, facts.devices),
-                book=MeshBook(mesh.book(), directory, dict.fromkeys(mesh.seeds)),
+                book=MeshBook(book, directory, dict.fromkeys(mesh.seeds)),
                 store=store,
                 library=library,
                 journal=journal,
@@ -108,7 +124,7 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
                 configured=configured,
                 engine=engine,
             )
-            await _live(prepared, listener, read_again)
+            await _live(prepared, listener, read_again, switches)
 
 
 def load_calibration(name: str) -> Calibration:
@@ -137,12 +153,10 @@ def open_models(settings: Settings, store: StateStore, library: ModelLibrary, jo
     return model
 
 
-async def _live(prepared: Prepared, listener: ApiListener, read_again: Callable[[], Settings]) -> None:
-    """Assemble the node and run it until asked to stop."""
-    switches = Switches(asyncio.Event())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, switches.stop.set)
+async def _live(
+    prepared: Prepared, listener: ApiListener, read_again: Callable[[], Settings], switches: Switches
+) -> None:
+    """Assemble the node and run it until asked to stop. Raises ``IdentityBarred`` when the mesh does not take it any more."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -153,6 +167,8 @@ async def _live(prepared: Prepared, listener: ApiListener, read_again: Callable[
         prepared.journal.tell("stopped", "said goodbye and stopped")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+    if switches.barred:
+        raise IdentityBarred(switches.barred)
 
 
 async def _serve(
@@ -175,7 +191,7 @@ async def _serve(
         settle_max_age_us=settings.links.settle_max_age_us,
         switches=switches,
     )
-    operations = Operations(driver, node.agent, switches, prepared.calibration, node.artifacts)
+    operations = Operations(driver, node.agent, switches, prepared.calibration, node.artifacts, node.admittance)
     proxy = HeadProxy(picture, node.tunnels, prepared.who.node_id, tasks)
     app = build_app(picture, operations, settings=settings.api, token=api_token(settings), engine_routes=proxy.routes())
     api = tasks.create_task(serve_api(listener, app), name="api")
@@ -197,7 +213,8 @@ async def _serve(
     )
     notifier.ready(picture.snapshot().status_text)
     await switches.stop.wait()
-    notifier.stopping()
+    if not switches.again:
+        notifier.stopping()
     await _say_goodbye(node, switches)
     if switches.forget_mesh:
         prepared.book.forget()

@@ -15,10 +15,10 @@ from coordinator.view import ClusterView, ProblemTerms, SignalQuantiser, build_p
 from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
 from protocol.orders import EXCLUDE, LOCK, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder, OrderedStage
+from stage_agent.admittance import Admittance
 from stage_agent.api import commands
 from stage_agent.api.commands import Accepted, AnyCommand, Refused
 from stage_agent.artifacts.node_artifacts import NodeArtifacts
-from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.orders import OrderRefusedError
@@ -26,6 +26,7 @@ from stage_agent.planner import compute_plan, document_of, explanation_of, refus
 from stage_agent.runtimes.reference.requests import GenerationInterrupted
 from stage_agent.said import keep_drained
 from stage_agent.stage.agent import StageAgent
+from stage_agent.switches import Switches
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Operations:
     switches: Switches
     calibration: Calibration
     artifacts: NodeArtifacts
+    admittance: Admittance
 
     async def submit(self, command: AnyCommand) -> Accepted | Refused:  # noqa: C901, PLR0912 - one line a command
         """Carry out ``command`` or say why not."""
@@ -59,6 +61,10 @@ class Operations:
                 self.switches.forget_mesh = True
                 self.switches.stop.set()
                 return Accepted({"leaving": True})
+            case commands.Revoke(node=node):
+                return self.admittance.revoke(node)
+            case commands.RotateKey():
+                return self.admittance.rotate()
             case commands.Pin():
                 return self._pin(command)
             case commands.Exclude():

@@ -24,11 +24,11 @@ from stage_agent.api.snapshot import (
     SlotView,
     StageView,
 )
-from stage_agent.assembly import Switches
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
 from stage_agent.planner import document_of
+from stage_agent.switches import Switches
 
 _STATES: Mapping[SlotPhase | str, SlotState] = {
     "idle": "idle",

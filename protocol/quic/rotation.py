@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.admission import MAX_CHAIN, AdmissionBook
-from protocol.errors import IdentityError
+from protocol.errors import IdentityBarred
 from protocol.quic.identity import FILE_NAME, Identity, key_id
 from protocol.quic.mesh_files import save_statements
 from protocol.quic.private_file import write_private
@@ -63,13 +63,13 @@ def rotate(state_dir: Path, identity: Identity, book: AdmissionBook, seeds: Iter
 def settle(state_dir: Path, identity: Identity, book: AdmissionBook) -> Identity:
     """The identity that the book says this node has now; a key that was replaced is removed from the file.
 
-    Raises ``IdentityError`` when the key that took its place is not here, ``StateError`` when the file cannot be written.
+    Raises ``IdentityBarred`` when the key that took its place is not here, ``StateError`` when the file cannot be written.
     """
     while (successor := book.successor(identity.node_id)) is not None:
         if identity.successor != successor:
-            raise IdentityError(
-                f"the key in {state_dir / FILE_NAME} was replaced by that of node {successor}: this is an old copy of the"
-                " state directory; remove it, or join with a new token"
+            raise IdentityBarred(
+                f"the key in {state_dir / FILE_NAME} was replaced by that of node {successor}: this is an old copy; remove"
+                " it, or `stagemesh join` with a new token, which makes a new identity"
             )
         following, *rest = identity.next_keys
         identity = Identity(following, tuple(rest))

@@ -69,6 +69,16 @@ class Leave(Command):
     """Drain, say goodbye to the mesh and end the daemon."""
 
 
+class Revoke(Command):
+    """Expel a node for good: its identity is refused everywhere from now on."""
+
+    node: NodeRef = Field(min_length=1)
+
+
+class RotateKey(Command):
+    """Give this node a new key and id; the old key is worth nothing afterwards."""
+
+
 class Generate(Command):
     """Run token ids through the placed stages with the verification engine; stage 0's node answers."""
 
@@ -128,6 +138,8 @@ AnyCommand = (
     | Drain
     | Resume
     | Leave
+    | Revoke
+    | RotateKey
     | Generate
     | Pin
     | Exclude

@@ -5,8 +5,11 @@ These work on the state directory alone; a daemon that runs there sees a new inv
 
 import asyncio
 import re
+import shlex
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +26,7 @@ from protocol.quic.identity import FILE_NAME as IDENTITY_FILE
 from protocol.quic.identity import Identity
 from protocol.quic.invites import InviteBox
 from protocol.quic.joining import join as redeem
+from protocol.quic.mesh_files import FILE_NAME as MESH_FILE
 from protocol.quic.mesh_files import Membership, found_mesh, load_membership, store_first
 from stage_agent.addresses import own_addresses
 from stage_agent.cli.output import JsonOption, print_json
@@ -67,7 +71,8 @@ def init_command(
         as_json,
         {"node_id": identity.node_id, "mesh_id": membership.mesh_id, "state_dir": str(directory)},
         f"node {identity.node_id}\nmesh {membership.mesh_id}\nstate {directory}\n"
-        "next: `stagemesh run`, and `stagemesh invite` for every further machine",
+        f"next: `stagemesh run{_same(config, state_dir)}`, and `stagemesh invite{_same(config, state_dir)}` for every"
+        " further machine",
     )
 
 
@@ -108,22 +113,53 @@ def join_command(
     state_dir: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Join the mesh of the node that made TOKEN. Creates this node's identity when there is none."""
+    """Join the mesh of the node that made TOKEN. Creates this node's identity when there is none, or it was revoked."""
     invitation = decode_token(_token_text(token))
     settings, directory = _place(config, state_dir)
-    if (present := load_membership(directory)) is not None:
+    present = load_membership(directory)
+    if present is not None and not _is_barred(directory, present):
         raise JoinError(
             f"{directory} is in mesh {present.name} already: nothing to do, or use another --state-dir for another mesh"
         )
-    existing = Identity.exists(directory)
-    identity = Identity.load(directory) if existing else Identity.create(directory)
-    membership = _redeem_or_undo(identity, invitation, settings, None if existing else directory / IDENTITY_FILE)
-    store_first(directory, membership)
+    with _aside(directory) if present is not None else nullcontext():
+        existing = Identity.exists(directory)
+        identity = Identity.load(directory) if existing else Identity.create(directory)
+        membership = _redeem_or_undo(identity, invitation, settings, None if existing else directory / IDENTITY_FILE)
+        store_first(directory, membership)
     _say(
         as_json,
         {"node_id": identity.node_id, "mesh_id": membership.mesh_id, "seeds": list(membership.seeds)},
-        f"joined mesh {membership.name} as node {identity.node_id}\nstate {directory}\nnext: `stagemesh run`",
+        f"joined mesh {membership.name} as node {identity.node_id}\nstate {directory}\n"
+        f"next: `stagemesh run{_same(config, state_dir)}`",
     )
+
+
+def _is_barred(directory: Path, present: Membership) -> bool:
+    """Whether the identity that is stored there was revoked, or is an old copy of one whose key was rotated."""
+    if not Identity.exists(directory):
+        return False
+    identity, book = Identity.load(directory), present.book()
+    return book.is_barred(identity.node_id) and book.successor(identity.node_id) != (identity.successor or None)
+
+
+@contextmanager
+def _aside(directory: Path) -> Iterator[None]:
+    """Without the barred identity and its mesh's file; both come back when what is tried meanwhile fails."""
+    moved = [(directory / name, directory / f"{name}.barred") for name in (IDENTITY_FILE, MESH_FILE)]
+    for file, aside in moved:
+        file.replace(aside)
+    try:
+        yield
+    except BaseException:
+        for file, aside in moved:
+            aside.replace(file)
+        raise
+
+
+def _same(config: Path | None, state_dir: Path | None) -> str:
+    """The options that lead the next command to the same place."""
+    given = (("--config", config), ("--state-dir", state_dir))
+    return "".join(f" {option} {shlex.quote(str(path))}" for option, path in given if path is not None)
 
 
 def _redeem_or_undo(identity: Identity, token: JoinToken, settings: Settings, made: Path | None) -> Membership:

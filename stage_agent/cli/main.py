@@ -22,6 +22,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "read": ("status", "peers", "links", "stages", "events"),
     "planning": ("plan", "explain"),
     "operate": ("serve", "unserve", "drain", "resume", "leave", "pin", "exclude", "policy", "lock"),
+    "admittance": ("revoke", "rotate-key"),
     "inspect": ("inspect",),
     "simulate": ("simulate",),
     "calibrate": ("calibrate",),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.errors import IdentityError, StateError
+from protocol.errors import IdentityBarred, StateError
 from protocol.quic import rotation
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import found_mesh, load_membership
@@ -91,7 +91,7 @@ def test_an_old_copy_of_the_key_is_told_that_it_is_one(tmp_path):
     book = found_mesh(tmp_path, identity, "home").book()
     book.merge_all(rotate(tmp_path, identity, book, []))
     (tmp_path / "identity.pem").write_bytes(identity.to_pem())
-    with pytest.raises(IdentityError, match=f"replaced by that of node {identity.successor}"):
+    with pytest.raises(IdentityBarred, match=f"replaced by that of node {identity.successor}"):
         stored(tmp_path)
 
 
