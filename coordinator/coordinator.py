@@ -216,6 +216,11 @@ class Coordinator:
         return self._canonical == self._node_id
 
     @property
+    def term(self) -> int:
+        """The highest term known or used; for the own row."""
+        return self._campaign.term
+
+    @property
     def planner(self) -> PlannerSettings:
         """What plans aim for: the configuration with the operators' orders over it."""
         return self._settings.planner

@@ -287,7 +287,7 @@ def _row_publisher(
             models=artifacts.facts(prepared.library.packages()),
             serves=wishes.known,
             orders=orders.known(now_us),
-            max_term=coordinator.snapshot(now_us).term,
+            max_term=coordinator.term,
             engine=prepared.engine,
             keeps_loads=keeps_loads(prepared.settings.runtime),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.ballots import PublishedPlan
 from protocol.fencing import PlanEpoch, epoch_from_wire, epoch_to_wire
-from protocol.ids import Slot
+from protocol.ids import NodeId, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,21 @@ def published_from(message: PublishedPlan) -> Published | None:
         if not isinstance(document, dict) or not isinstance(document.get("stages"), list):
             return None
     return Published(Slot(message.slot), epoch_from_wire(message.ballot), message.generation, message.state, document)
+
+
+class PublishedPlans(dict[Slot, Published]):
+    """The latest known of every slot."""
+
+    def learn(self, peer: NodeId, message: PublishedPlan) -> bool:
+        """What ``peer`` tells, if it is the coordinator of that ballot; ``False`` when it cannot be read."""
+        learnt = published_from(message)
+        if learnt is None:
+            return False
+        known = self.get(learnt.slot)
+        if peer == learnt.ballot.node_id and (known is None or learnt.ballot >= known.ballot):
+            self[learnt.slot] = learnt
+        return True
+
+    def messages_of(self, node_id: NodeId) -> list[PublishedPlan]:
+        """What ``node_id`` itself has published, for somebody who has just come."""
+        return [published_message(each) for each in self.values() if each.ballot.node_id == node_id]

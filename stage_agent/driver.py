@@ -50,7 +50,7 @@ from protocol.quic.interface import Transport
 from protocol.rows import NodeRow
 from protocol.wire import Epoch
 from stage_agent.clock import monotonic_us
-from stage_agent.documents import Published, published_from, published_message
+from stage_agent.documents import Published, PublishedPlans, published_message
 from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
 from stage_agent.narrator import Narrator
@@ -64,6 +64,8 @@ from stage_agent.state.store import StateStore
 from stage_agent.wishes import Wishes
 
 TICK_US = 1_000_000
+LOOK_US = 5_000_000
+"""Without news, a mesh that serves nothing is looked at only this often: at 32 nodes each look costs 3 ms of processor."""
 REFRESH_US = 100_000
 """A changed membership is shown to the coordinator at most this often."""
 STATE_RETRY_US = 5_000_000
@@ -88,7 +90,7 @@ class Driver:
     publish_row: Callable[[int], list[told.Effect]]
     tasks: asyncio.TaskGroup
     planner_pool: ThreadPoolExecutor
-    published: dict[Slot, Published] = field(default_factory=dict)
+    published: PublishedPlans = field(default_factory=PublishedPlans)
     _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _pumping: bool = False
@@ -96,10 +98,13 @@ class Driver:
     _dirty_us: int | None = None
     _row_dirty: bool = True
     _next_tick_us: int = 0
+    _next_look_us: int = 0
+    _armed_us: int = 0
+    _coordinator_due_us: int | None = None
+    _coordinator_moved: bool = True
+    _seen_revision: int = -1
     _suspend: SuspendMeter = field(default_factory=SuspendMeter)
     _state_retry_us: int | None = None
-
-    # ------------------------------------------------------------------ entry points
 
     def post(self, action: Callable[[], None]) -> None:
         """Run ``action`` on the loop after what is going on now; the only way in."""
@@ -115,7 +120,10 @@ class Driver:
                 self.carry_membership(self.publish_row(monotonic_us()))
         finally:
             self._pumping = False
-        self._wake.set()
+        if self.membership.revision != self._seen_revision:
+            self.members_changed()
+        if self._due_us() < self._armed_us:
+            self._wake.set()
 
     def orders_changed(self) -> None:
         """An operator said something here: told to everybody, obeyed at once if this node coordinates."""
@@ -138,19 +146,18 @@ class Driver:
         match message:
             case Ping() | Ack() | PingRequest() | GossipPush() | DigestRequest() | RowRequest():
                 self.carry_membership(self.membership.on_message(peer, message, now_us, lane=lane))
-                self.members_changed()
             case Prepare() | Stage() | Activate() | Abort() | Retire() | Keepalive():
                 self.carry_stage(self.agent.on_message(peer, message, now_us))
             case Promise() | Nack() | StageProgress() | Ready() | Active():
                 self.carry_coordinator(self.coordinator.on_reply(peer, message, now_us))
             case PublishedPlan():
-                self._learn_plan(peer, message)
+                self.journal.rejected["malformed"] += not self.published.learn(peer, message)
             case PackageRequest():
                 document = self.wishes.library.document(message.digest)
                 self.transport.send(peer, PackageOffer(digest=message.digest, document=document or b""), "stream")
             case PackageOffer():
                 if self.wishes.learn(message):
-                    self._serve_wishes(now_us)
+                    self._serve_wishes(self._rows(), now_us)
             case _:
                 self.journal.rejected["unexpected_message"] += 1
 
@@ -162,21 +169,26 @@ class Driver:
                 "stage_failed", f"stage of {event.slot} failed: {event.detail}", "warning", slot=event.slot
             )
 
-    # ------------------------------------------------------------------ time
-
     async def run_timers(self) -> None:
-        """Call every core when it wants to be called, and look at everything once a second."""
+        """Call every core when it wants to be called, and look at everything now and then."""
         while True:
-            now_us = monotonic_us()
-            due = [self.membership.next_deadline(), self.agent.next_deadline(), self.coordinator.next_deadline(now_us)]
-            due += [self._dirty_us, self._next_tick_us, self._state_retry_us]
-            wait_s = max(0, min(moment for moment in due if moment is not None) - now_us) / 1e6
+            self._armed_us = self._due_us()
+            wait_s = max(0, self._armed_us - monotonic_us()) / 1e6
             self._wake.clear()
             try:
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
             except TimeoutError:
                 self.post(self._on_time)
+
+    def _due_us(self) -> int:
+        """The earliest moment at which something wants to happen; asked after every input, so it must be cheap."""
+        if self._coordinator_moved:  # its own answer walks over all members
+            self._coordinator_moved = False
+            self._coordinator_due_us = self.coordinator.next_deadline(monotonic_us())
+        due = [self.membership.next_deadline(), self.agent.next_deadline(), self._coordinator_due_us]
+        due += [self._dirty_us, self._next_tick_us, self._state_retry_us]
+        return min(moment for moment in due if moment is not None)
 
     def _on_time(self) -> None:
         now_us = monotonic_us()
@@ -191,29 +203,34 @@ class Driver:
             self.carry_stage(self.agent.on_state(available=True))
         if _is_due(self._dirty_us, now_us):
             self._refresh(now_us)
-        elif _is_due(self.coordinator.next_deadline(now_us - 1), now_us):
+        elif _is_due(self._coordinator_due_us, now_us):
             self.carry_coordinator(self.coordinator.on_timer(now_us))
 
     def _tick(self, now_us: int) -> None:
         self._next_tick_us = now_us + TICK_US
-        self._row_dirty = True
-        self.members_changed()
+        looks = now_us >= self._next_look_us
+        self._row_dirty |= looks or bool(self.agent.facts(now_us))  # timings of stages come without being called
+        if looks or self.wishes.known:
+            self.members_changed()
         if slept_us := self._suspend.gap_us():
             self.journal.tell(
                 "clock_gap", f"the machine slept for {slept_us / 1e6:.0f} s", "warning", slept_us=slept_us
             )
             self.carry_membership(self.membership.on_clock_gap(slept_us, now_us))
-        self.carry_coordinator(self.coordinator.on_timer(now_us))
+        if looks:
+            self._next_look_us = now_us + LOOK_US
+            self.carry_coordinator(self.coordinator.on_timer(now_us))
 
     def _refresh(self, now_us: int) -> None:
         """Show the present membership to the coordinator and the agent."""
-        self._dirty_us = None
+        self._dirty_us, self._seen_revision = None, self.membership.revision
         members = self.membership.members(now_us)
         facts = tuple(facts_of(member) for member in members.values())
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
-        self._serve_wishes(now_us)
-        self._follow_orders(now_us)
+        rows = tuple(each.row for each in facts if each.connected)
+        self._serve_wishes(rows, now_us)
+        self._follow_orders(rows, now_us)
         self._observe(facts, now_us)
 
     def _observe(self, members: tuple[MemberFacts, ...], now_us: int) -> None:
@@ -233,17 +250,17 @@ class Driver:
         members = self.membership.members().values()
         return tuple(member.row for member in members if member.state in {"alive", "suspect"})
 
-    def _follow_orders(self, now_us: int) -> None:
+    def _follow_orders(self, rows: tuple[NodeRow, ...], now_us: int) -> None:
         """Learn what operators said elsewhere, and let the coordinator know all of it."""
         try:
-            self._row_dirty |= self.orders.adopt(self._rows(), now_us)
+            self._row_dirty |= self.orders.adopt(rows, now_us)
         except StateError as error:
             self.journal.tell("state_unavailable", str(error), "error")
         self.carry_coordinator(self.coordinator.on_orders(self.orders.known(now_us), now_us))
 
-    def _serve_wishes(self, now_us: int) -> None:
+    def _serve_wishes(self, rows: tuple[NodeRow, ...], now_us: int) -> None:
         try:
-            update = self.wishes.update(self._rows())
+            update = self.wishes.update(rows, now_us)
         except StateError as error:
             self.journal.tell("state_unavailable", str(error), "error")
             return
@@ -252,8 +269,6 @@ class Driver:
             self.transport.send(peer, PackageRequest(digest=digest), "stream")
         if update.specs is not None:
             self.carry_coordinator(self.coordinator.serve(update.specs, now_us))
-
-    # ------------------------------------------------------------------ effects
 
     def carry_membership(self, effects: Iterable[told.Effect]) -> None:
         """Carry out what the membership core asks."""
@@ -276,6 +291,7 @@ class Driver:
                     self.journal.rejected[reason] += 1
                 case told.Conflict():
                     self.narrator.conflict(effect)
+                    self.members_changed()
                 case _:
                     assert_never(effect)
 
@@ -313,6 +329,7 @@ class Driver:
 
     def carry_coordinator(self, effects: Iterable[decided.Effect]) -> None:
         """Carry out what the coordinator core asks."""
+        self._coordinator_moved = True
         for effect in effects:
             match effect:
                 case decided.Send(peer, message):
@@ -372,21 +389,10 @@ class Driver:
         for peer in self.transport.connected:
             self.transport.send(peer, published_message(published), "stream")
 
-    def _learn_plan(self, peer: NodeId, message: PublishedPlan) -> None:
-        learnt = published_from(message)
-        if learnt is None:
-            self.journal.rejected["malformed"] += 1
-            return
-        known = self.published.get(learnt.slot)
-        if peer == learnt.ballot.node_id and (known is None or learnt.ballot >= known.ballot):
-            self.published[learnt.slot] = learnt
-
     def _greet(self, node_id: NodeId, state: told.MemberState | None) -> None:
         """Tell a member that has just come what this node has published."""
-        if state == "alive":
-            for published in self.published.values():
-                if published.ballot.node_id == self.node_id:
-                    self.transport.send(node_id, published_message(published), "stream")
+        for message in self.published.messages_of(self.node_id) if state == "alive" else ():
+            self.transport.send(node_id, message, "stream")
 
 
 def _is_due(moment_us: int | None, now_us: int) -> bool:

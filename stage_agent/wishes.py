@@ -17,7 +17,8 @@ from stage_agent.library import LocalModel, ModelLibrary
 
 MAX_SLOTS = 16
 """As many as a row can state, those taken back included."""
-ASK_AGAIN_ROUNDS = 30
+ASK_AGAIN_US = 3_000_000
+"""A package that nobody sent is asked for again, of another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class Wishes:
     _known: dict[Slot, ServedModel] = field(default_factory=dict)
     _last: tuple[tuple[str, str, str, int], ...] | None = None
     _asked: dict[str, int] = field(default_factory=dict)
-    _round: int = 0
 
     def restore(self, wish: ServedModel) -> None:
         """A wish that was kept before the restart."""
@@ -68,9 +68,8 @@ class Wishes:
         """For the own row, by slot, those taken back included."""
         return tuple(self._known[slot] for slot in sorted(self._known))
 
-    def update(self, rows: tuple[NodeRow, ...]) -> WishUpdate:
+    def update(self, rows: tuple[NodeRow, ...], now_us: int) -> WishUpdate:
         """Call with the rows of connected members, as often as they change. Raises ``StateError``."""
-        self._round += 1
         news = self._adopt(rows)
         specs: list[ServedModelSpec] = []
         ask: list[tuple[NodeId, str]] = []
@@ -80,8 +79,8 @@ class Wishes:
                 continue
             if package is not None:
                 specs.append(ServedModelSpec(Slot(wish.slot), wish.source, package, wish.priority))
-            elif self._round - self._asked.get(wish.digest, -ASK_AGAIN_ROUNDS) >= ASK_AGAIN_ROUNDS:
-                ask += self._ask(wish.digest, rows)
+            elif now_us - self._asked.get(wish.digest, -ASK_AGAIN_US) >= ASK_AGAIN_US:
+                ask += self._ask(wish.digest, rows, now_us)
         key = tuple((spec.slot, spec.source, spec.package.digest, spec.priority) for spec in specs)
         if key == self._last:
             return WishUpdate(None, tuple(ask), news)
@@ -92,7 +91,7 @@ class Wishes:
         """A peer's answer; whether something was learnt."""
         return offer.digest in self._asked and self.library.learn(offer.digest, offer.document)
 
-    def _ask(self, digest: str, rows: tuple[NodeRow, ...]) -> list[tuple[NodeId, str]]:
+    def _ask(self, digest: str, rows: tuple[NodeRow, ...], now_us: int) -> list[tuple[NodeId, str]]:
         """One node that knows the package, another one each time."""
         knowing = sorted(
             row.node_id
@@ -101,8 +100,8 @@ class Wishes:
         )
         if not knowing:
             return []
-        self._asked[digest] = self._round
-        return [(NodeId(knowing[self._round // ASK_AGAIN_ROUNDS % len(knowing)]), digest)]
+        self._asked[digest] = now_us
+        return [(NodeId(knowing[now_us // ASK_AGAIN_US % len(knowing)]), digest)]
 
     def _adopt(self, rows: tuple[NodeRow, ...]) -> bool:
         news = False

@@ -312,6 +312,11 @@ class Membership:
         return ((entry.node_id, entry.state, entry.version) for entry in self._ground.table)
 
     @property
+    def revision(self) -> int:
+        """Rises with every change of ``members`` that is more than ages and noise (``news``, material links)."""
+        return self._ground.table.revision + self._own.version[1]
+
+    @property
     def own_row(self) -> NodeRow | None:
         """The row as it was last issued."""
         return self._own.row

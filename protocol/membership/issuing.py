@@ -52,6 +52,7 @@ class Issuer:
         if not ground.everyone_connects:
             self._prober.measure_nearest()
         material = ground.links.refresh(now_us)
+        ground.table.revision += material
         spacing_us = max(TICK_US, ground.nodes * TICK_US // 16)
         if now_us - self._own.issued_us >= spacing_us and (material or self._present_labels(now_us) != self._labels):
             self.issue(now_us)

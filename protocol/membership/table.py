@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from protocol.ids import NodeId
 from protocol.membership.effects import MemberState
+from protocol.membership.news import is_news
 from protocol.membership.signing import Version
 from protocol.messages import RowVersion
 from protocol.rows import NodeRow, Refutation, SignedRow
@@ -88,6 +89,8 @@ class NodeTable:
         self._entries: dict[NodeId, Entry] = {}
         self._live: dict[NodeId, None] = {}
         self._by_signature: dict[bytes, Entry] = {}
+        self.revision = 0
+        """Counts what a reader of the whole table would want to know of."""
         self._floors: dict[NodeId, Version] = {stone.node_id: (stone.boot_counter, stone.seq) for stone in tombstones}
 
     def __contains__(self, node_id: str) -> bool:
@@ -134,6 +137,7 @@ class NodeTable:
     def add(self, signed: SignedRow, row: NodeRow, now_us: int) -> Entry:
         """A newcomer, or a forgotten node that came back by the rules; the caller has checked both."""
         assert not self.full
+        self.revision += 1
         node_id = NodeId(row.node_id)
         entry = Entry(node_id, signed, row, received_us=now_us, changed_us=now_us, incarnation=row.incarnation)
         self._entries[node_id] = entry
@@ -146,6 +150,7 @@ class NodeTable:
         """Store a higher row of a known node; its state is the caller's business."""
         assert (row.boot_counter, row.seq) > entry.version
         restarted = row.boot_counter > entry.row.boot_counter
+        self.revision += is_news(entry.row, row)
         self._by_signature.pop(entry.signed.signature, None)
         self._by_signature[signed.signature] = entry
         entry.signed, entry.row, entry.received_us = signed, row, now_us
@@ -157,6 +162,7 @@ class NodeTable:
     def set_state(self, entry: Entry, state: MemberState, now_us: int) -> MemberState:
         """Move the entry and return its old state. Burying remembers the version, returning forgets the grave."""
         old = entry.state
+        self.revision += 1
         entry.state, entry.changed_us = state, now_us
         if entry.live:
             self._live[entry.node_id] = None
@@ -180,6 +186,7 @@ class NodeTable:
     def forget(self, node_id: NodeId, *, keep_floor: bool = True) -> Entry | None:
         """Drop the entry; its version stays as a floor. At most ``max_members`` floors, the oldest goes first."""
         entry = self._entries.pop(node_id, None)
+        self.revision += 1
         if entry is not None:
             self._by_signature.pop(entry.signed.signature, None)
         self._live.pop(node_id, None)
