@@ -7,8 +7,8 @@ import pytest
 from config.settings import AssignmentSettings
 from coordinator.assignment.attempt import Attempt, AttemptFailed
 from coordinator.assignment.effects import Route, Send
-from coordinator.assignment.running import RunningPlan, RunningStage
-from protocol.ballots import Activate, Active, Nack, Prepare, Promise, Ready, Retire, Stage, StageProgress
+from coordinator.assignment.running import Former, RunningPlan, RunningStage
+from protocol.ballots import Activate, Active, FormerSplit, Nack, Prepare, Promise, Ready, Retire, Stage, StageProgress
 from protocol.fencing import epoch_to_wire
 from protocol.ids import NodeId
 from tests.unit.coordination.builders import DIGEST, SECOND, SLOT, ballot, member, plan, view
@@ -231,6 +231,26 @@ def test_a_stage_that_stays_needs_no_memory_and_keeps_its_cache_epoch():
     stages = dict(rig.of(Stage))
     assert rig.of(Retire) == []
     assert (stages[B].assignment.cache_epoch.value, stages[C].assignment.cache_epoch.value) == (7, 8)
+
+
+def test_only_stage_0_is_told_what_the_move_replaced():
+    rig = Rig()
+    rig.attempt = Attempt(
+        slot=SLOT,
+        source="/m",
+        ballot=AT,
+        plan=PLAN,
+        running=None,
+        settings=AssignmentSettings(),
+        former=Former((2, 5, 8), 7),
+    )
+    rig.attempt.start(0)
+    rig.ready()
+    told = {peer: message.assignment.former for peer, message in rig.of(Stage)}
+    assert told == {B: FormerSplit(layer_ends=(2, 5, 8), tpot_us=7), A: None, C: None}
+    for node_id in (C, A, B):
+        rig.reply(node_id, Active)
+    assert rig.attempt.outcome.former == Former((2, 5, 8), 7)
 
 
 def test_memory_that_not_even_retirement_would_free_is_refused_before_anything_is_loaded():

@@ -1,8 +1,10 @@
 """Loads against memory, progress, failures and restarts."""
 
+import json
+
 import pytest
 
-from protocol.ballots import Nack, Ready, StageProgress
+from protocol.ballots import FormerSplit, Nack, Ready, StageProgress
 from protocol.ids import Instance, Slot
 from stage_agent.stage.effects import (
     ActivateRuntime,
@@ -15,6 +17,7 @@ from stage_agent.stage.effects import (
     Unload,
     Unloaded,
 )
+from stage_agent.stage.record import SlotRecord
 from tests.unit.stage.builders import (
     HASH,
     OTHER_HASH,
@@ -79,6 +82,29 @@ def test_equal_range_model_and_context_keep_weights_and_caches():
         effect for effect in tell(made, activate(ballot(2), OTHER_HASH)) if isinstance(effect, ActivateRuntime)
     ]
     assert runtime.cache_epoch == kept
+
+
+def test_an_engine_that_reloads_says_so_and_gets_no_shared_memory():
+    made = agent(memory=150, keeps_loads=False)
+    serve(made, ballot(1), assignment(100))
+    (promise,) = replies(tell(made, prepare(ballot(2))))
+    assert (promise.keeps_loads, promise.usable_memory_bytes, promise.replaceable_bytes) == (False, 50, 100)
+    crowded = tell(made, stage(ballot(2), OTHER_HASH, assignment(100, next="new-neighbour")))
+    assert refusal(crowded[1:]).reason == "insufficient_memory"
+    finish(made, tell(made, retire(ballot(1), superseded_by=ballot(2))))
+    effects = tell(made, stage(ballot(2), OTHER_HASH, assignment(100, next="new-neighbour")))
+    (load,) = [effect for effect in effects if isinstance(effect, Load)]
+    assert load.reuse is None
+
+
+def test_what_a_move_of_cuts_replaced_is_kept_and_told_until_the_next_plan():
+    made, former = agent(), FormerSplit(layer_ends=(2, 4), tpot_us=900)
+    serve(made, ballot(1), assignment(former=former))
+    assert made.facts(0)[0].former == former
+    kept = SlotRecord.from_document(json.loads(json.dumps(made.record(SLOT).to_document())))
+    assert kept.active.assignment.former == former
+    serve(made, ballot(2), plan_hash=OTHER_HASH)
+    assert made.facts(0)[0].former is None
 
 
 @pytest.mark.parametrize("change", [{"end": 5}, {"context_length": 1024}, {"lanes": 2}, {"model_digest": "e" * 64}])
