@@ -22,10 +22,10 @@ from aioquic.quic.events import (
 from protocol.codec import MAX_CONTROL_BYTES, MAX_GREETING_BYTES, FrameReader, frame
 from protocol.errors import WireError
 from protocol.quic.address import SocketAddress, shown
+from protocol.quic.carriage import Conversation
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
 from protocol.quic.mutual import datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
-from protocol.quic.session import Conversation
 
 if TYPE_CHECKING:
     import asyncio
@@ -77,6 +77,7 @@ class QuicCarrier(QuicConnectionProtocol):
         self._elsewhere = 0
         self._typed = dialled
         self._shut = False
+        self.late_us = 0
         self.sent_us = self.heard_us = now_us()
         self.unanswered_since_us: int | None = None
 
@@ -117,12 +118,12 @@ class QuicCarrier(QuicConnectionProtocol):
         self._transmit_soon()
 
     def write_datagram(self, raw: bytes) -> bool:
-        """One datagram; the caller has checked its size."""
+        """One datagram, at once: it may be a probe, and the work of the rest of this turn is no time of the link."""
         if self._shut:
             return False
         self._mark_sent()
         self._quic.send_datagram_frame(raw)
-        self._transmit_soon()
+        self.transmit()
         return True
 
     def outstanding_bytes(self) -> int:
@@ -155,8 +156,9 @@ class QuicCarrier(QuicConnectionProtocol):
         """Every packet of this connection goes through ``link`` from now on."""
         self._shape(self, link)
 
-    def arrived(self, interface: str) -> None:
-        """The next packet came by this local interface."""
+    def arrived(self, interface: str, late_us: int) -> None:
+        """The next packet came by this local interface, so long ago."""
+        self.late_us = late_us
         if interface == self._interface:
             self._elsewhere = 0
             return

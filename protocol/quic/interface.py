@@ -72,6 +72,8 @@ class MessageReceived:
     message: Message
     lane: Lane
     size: int
+    arrived_us: int = 0
+    """When the packet that completed it reached this machine; earlier than now by as much as this process was busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class IdentityConflict:
-    """Two processes hold ``peer``'s key (``peer`` may be this node): neither may be planned until one is gone."""
+    """Two living processes hold ``peer``'s key (``peer`` may be this node): it may not be planned until one is gone.
+
+    ``turned_away``: this very process came later and was refused for it.
+    """
 
     peer: NodeId
     instances: tuple[Instance, ...]
     address: str
+    turned_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +199,11 @@ class Transport(Protocol):
     async def run(self) -> None:
         """Bind and serve until cancelled. Raises ``AddressError`` when an address cannot be bound."""
 
-    def dial(self, address: str, expect: NodeId | None = None) -> None:
-        """Try once, with a deadline. Ends in ``PeerConnected`` or ``DialFailed``; nothing when already connected."""
+    def dial(self, address: str, expect: NodeId | None = None, *, beside: bool = False) -> None:
+        """Try once, with a deadline. Ends in ``PeerConnected`` or ``DialFailed``; nothing when already connected.
 
-    def explore(self, peer: NodeId, address: str) -> None:
-        """Try another address of a connected peer beside the connection; ``PeerMoved`` comes when it is really better.
-
-        Nothing comes when it is not, or cannot be reached, or another path to this peer is being tried.
+        ``beside``: ``expect`` is connected, and this address may be the better way. ``PeerMoved`` comes when it really
+        is; nothing when it is not, or cannot be reached, or another way to this peer is being tried.
         """
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:

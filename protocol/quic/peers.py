@@ -2,8 +2,9 @@
 
 * A higher boot counter is a newer process: it replaces what is left of the older one (a killed process says no goodbye,
   its connection would linger until the idle timeout).
-* A lower boot counter, or another instance with an equal one, cannot be the same machine going on: a clone, or a state
-  directory from a backup. It is refused and reported.
+* A lower boot counter, or another instance with an equal one, cannot be the same machine going on: its state directory was
+  wiped or comes from a backup. It is refused and has to count from higher up. (Whether the other process still lives
+  is asked before, see ``predecessor``.)
 * Two connections of the same two processes. One that has been silent gives way: the side that dialled again knows that
   it is dead. QUIC beats the TLS fallback; a peer that falls back while this end still hears it has its reasons (a path
   may be cut in one direction) and is followed. Else both dialled: the one dialled by the smaller id stays, and both ends
@@ -33,7 +34,7 @@ class Candidate:
     """Whether anything was heard on it lately."""
 
 
-Verdict = Literal["take", "replace", "duplicate", "older_boot", "identity_conflict"]
+Verdict = Literal["take", "replace", "duplicate", "older_boot"]
 
 
 class BootRegister:
@@ -52,10 +53,9 @@ class BootRegister:
         """What to do with ``offered``. ``take``: there is no current; ``replace``: the current one is to go."""
         held = self._newest.get(offered.peer)
         if held is not None:
-            if offered.boot_counter < held[0]:
+            lower = offered.boot_counter < held[0]
+            if lower or (offered.boot_counter == held[0] and offered.instance != held[1]):
                 return "older_boot"
-            if offered.boot_counter == held[0] and offered.instance != held[1]:
-                return "identity_conflict"
         self._newest[offered.peer] = (offered.boot_counter, offered.instance)
         self._newest.move_to_end(offered.peer)
         while len(self._newest) > BOOTS_MAX:

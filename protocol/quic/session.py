@@ -33,8 +33,8 @@ from protocol.messages import (
     PathEcho,
     PathTake,
 )
-from protocol.quic.conditioner import ShapedLink
-from protocol.quic.interface import Lane, Path, TransportCounters
+from protocol.quic.carriage import Carrier
+from protocol.quic.interface import Lane, TransportCounters
 from protocol.quic.limits import TokenBucket
 
 LINGER_US = 1_000_000
@@ -45,80 +45,11 @@ TRIAL_US = 10_000_000
 BARRED = frozenset({"revoked", "superseded"})
 """Reasons that a peer is shown the proof of, by statements of the admission book, before the connection closes."""
 
+WAIT = "wait"
+"""A verdict that is none yet."""
+
 TOLD_TO_STRANGERS = "refused"
 """The only reason that somebody who is not admitted ever hears."""
-
-
-class Carrier(Protocol):
-    """What a session needs from below. Never waits; ``shut`` may be called at any time and more than once."""
-
-    @property
-    def path(self) -> Path:
-        """QUIC or the TLS fallback."""
-
-    @property
-    def address(self) -> str:
-        """Where the peer is now."""
-
-    @property
-    def interface(self) -> str:
-        """The local interface by which the peer's packets come; empty when that is not known."""
-
-    @property
-    def datagrams(self) -> bool:
-        """Whether datagrams can be sent."""
-
-    @property
-    def sent_us(self) -> int:
-        """When this end last sent something of its own accord."""
-
-    @property
-    def heard_us(self) -> int:
-        """When anything at all last came from the peer."""
-
-    @property
-    def unanswered_since_us(self) -> int | None:
-        """When the first thing was sent since anything was heard; None when nothing was."""
-
-    def trust(self) -> None:
-        """The peer is admitted: larger frames may come from now on."""
-
-    def keep_alive(self) -> None:
-        """Make the path carry something in both directions."""
-
-    def shape(self, link: ShapedLink | None) -> None:
-        """Send through ``link`` from now on."""
-
-    def write(self, raw: bytes) -> None:
-        """One frame on the control stream."""
-
-    def write_datagram(self, raw: bytes) -> bool:
-        """One datagram; False when it cannot be sent (the stream is used instead)."""
-
-    def outstanding_bytes(self) -> int:
-        """Bytes handed to ``write`` and not known to have arrived."""
-
-    def pending_since_us(self) -> int | None:
-        """When the unfinished incoming frame began; None when there is none."""
-
-    def shut(self, reason: str) -> None:
-        """Send what can be sent at once, then close, telling ``reason``."""
-
-
-class Conversation(Protocol):
-    """What a carrier reports to: a ``Session`` here, a ``Joining`` on the newcomer's side."""
-
-    def established(self, public_key: bytes | None) -> None:
-        """The handshake is over; the peer proved to own this key (None: it showed none)."""
-
-    def frame(self, raw: bytes, lane: Lane) -> None:
-        """A whole envelope arrived."""
-
-    def broken(self, reason: str) -> None:
-        """The peer violated framing; the conversation must end."""
-
-    def closed(self, reason: str) -> None:
-        """Nothing more will come or go. ``reason`` is one of ``REASONS``."""
 
 
 class SessionHost(Protocol):
@@ -141,7 +72,7 @@ class SessionHost(Protocol):
         """Judge a stranger's request; an acceptance is durable before this returns."""
 
     def judge(self, session: "Session", hello: Hello) -> str:
-        """A valid greeting came: the empty string lets it in, anything else is the reason why not."""
+        """A valid greeting came: the empty string lets it in, ``WAIT`` asks for patience, else the reason why not."""
 
     def opened(self, session: "Session") -> None:
         """Both greetings were exchanged."""
@@ -193,6 +124,9 @@ class Session:
         self.peer: NodeId | None = None
         self.peer_public_key = b""
         self.hello: Hello | None = None
+        self.waiting: Hello | None = None
+        """A greeting that is not judged yet, since ``waits_since_us``."""
+        self.waits_since_us = 0
         self.since_us = host.now_us()
         self._expect = expect
         self._deadline_us: int | None = self.since_us + host.hello_timeout_us
@@ -222,7 +156,7 @@ class Session:
 
     def frame(self, raw: bytes, lane: Lane) -> None:
         """Judge one envelope, whatever sent it."""
-        if self.state not in {State.GREETING, State.OPEN, State.TRIAL}:
+        if self.state not in {State.GREETING, State.OPEN, State.TRIAL} or self.waiting is not None:
             return
         now_us = self._host.now_us()
         if not self._bucket.take(now_us):
@@ -352,8 +286,17 @@ class Session:
             self.end("unexpected_message")
             return
         self.trial = hello.trial
-        if reason := host.judge(self, hello):
-            self.end(reason)
+        self.waits_since_us = host.now_us()
+        self.decide(hello)
+
+    def decide(self, hello: Hello) -> None:
+        """Judge the greeting; the host calls again as long as it says ``WAIT``."""
+        host = self._host
+        reason = host.judge(self, hello)
+        self.waiting = hello if reason == WAIT else None
+        if reason:
+            if reason != WAIT:
+                self.end(reason)
             return
         self.hello = hello
         if not self.dialled:

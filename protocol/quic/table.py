@@ -25,12 +25,9 @@ from protocol.quic.interface import (
     TransportEvent,
 )
 from protocol.quic.peers import BootRegister, Candidate
-from protocol.quic.session import Session, State
+from protocol.quic.predecessor import SILENT_US, Predecessor
+from protocol.quic.session import WAIT, Session, State
 from protocol.quic.trials import Trials
-
-SILENT_US = 3_000_000
-"""Probes come every second; a connection that was silent for longer gives way to a new one."""
-
 
 UNVOUCHED_US = 10_000_000
 """A revocation and a succession bring new vouchers for those who hung on the one that is out; they may come a little later."""
@@ -136,6 +133,8 @@ class PeerTable:
         for session in list(self._sessions):
             if session.state in {State.OPEN, State.TRIAL} and session.peer not in self.book:
                 self._unvouched(session, now_us)
+            elif session.waiting is not None:
+                session.decide(session.waiting)
             elif reason := session.overdue(now_us, self._read_timeout_us):
                 session.end(reason)
 
@@ -188,18 +187,23 @@ class PeerTable:
             return "identity_conflict"
         if session.trial:
             return self.trials.judge(session, hello)
-        newest = self._boots.newest(peer)
         current = self._peers.get(peer)
+        if current is not None and current.hello is not None and current.hello.instance != hello.instance:
+            match Predecessor(current, session.waits_since_us).verdict(self._clock_us()):
+                case "wait":
+                    return WAIT
+                case "alive":
+                    self._conflict(session, current.hello.instance, hello.instance)
+                    return "identity_conflict"
         verdict = self._boots.judge(
             None if current is None or current.hello is None else self._candidate(current, current.hello),
             self._candidate(session, hello),
         )
-        if verdict in {"take", "replace"}:
-            return ""
-        if verdict != "duplicate":
-            assert newest is not None
-            self._conflict(session, newest, Instance(hello.instance))
-        return verdict
+        return "" if verdict in {"take", "replace"} else verdict
+
+    def outrank(self, boot_counter: int) -> None:
+        """Greet with this boot counter from now on: peers remember a later start of this node."""
+        self.hello = self.hello.model_copy(update={"boot_counter": boot_counter})
 
     def opened(self, session: Session) -> None:
         """Put the session into the table; the one it replaces lingers, or ends when it is another process's."""
@@ -233,7 +237,8 @@ class PeerTable:
     def received(self, session: Session, message: Message, lane: Lane, size: int) -> None:
         """Hand a message up."""
         assert session.peer is not None
-        self.emit(MessageReceived(session.peer, message, lane, size))
+        arrived_us = self._clock_us() - session.carrier.late_us
+        self.emit(MessageReceived(session.peer, message, lane, size, arrived_us))
 
     def ended(self, session: Session, was: State, reason: str) -> None:
         """Forget the session and tell what its end means."""
@@ -253,7 +258,8 @@ class PeerTable:
             self.emit(Rejected(reason, session.carrier.address))
         else:
             if reason == "identity_conflict" and session.peer != self.node_id:
-                self.emit(IdentityConflict(self.node_id, (Instance(self.hello.instance),), session.carrier.address))
+                own = (Instance(self.hello.instance),)
+                self.emit(IdentityConflict(self.node_id, own, session.carrier.address, turned_away=True))
             self._on_dial_failed(session, reason)
 
     # ---- inside -----------------------------------------------------------------------------------------------------

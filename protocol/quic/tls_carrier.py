@@ -7,9 +7,9 @@ from protocol.codec import MAX_CONTROL_BYTES, MAX_GREETING_BYTES, FrameReader, f
 from protocol.errors import WireError
 from protocol.quic.address import shown
 from protocol.quic.bulk import DelayLine
+from protocol.quic.carriage import Conversation
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
-from protocol.quic.session import Conversation
 
 READ_BYTES = 65_536
 _KEEP_ALIVE = frame(b"")
@@ -55,6 +55,11 @@ class TlsCarrier:
     def interface(self) -> str:
         """Not known here."""
         return ""
+
+    @property
+    def late_us(self) -> int:
+        """Not known here."""
+        return 0
 
     @property
     def datagrams(self) -> bool:

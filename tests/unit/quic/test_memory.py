@@ -117,7 +117,7 @@ def test_a_crash_says_nothing_and_a_restart_replaces():
     again = universe.node(1, boot_counter=2, instance="e" * 32)
     again.start()
     again.dial(universe.nodes[0].address)
-    universe.run(100_000)
+    universe.run(1_500_000)  # the one before is asked whether it still lives
     assert [event.reason for event in universe.seen(0, PeerDisconnected)] == ["replaced"]
     assert universe.seen(0, PeerConnected)[-1].hello.boot_counter == 2
 

@@ -19,7 +19,7 @@ def test_a_newer_process_replaces_and_an_older_one_is_reported_even_when_nothing
     assert register.judge(None, offer(instance="one", boot=1)) == "take"
     assert register.judge(offer(instance="one", boot=1), offer(instance="two", boot=2)) == "replace"
     assert register.judge(None, offer(instance="one", boot=1)) == "older_boot"
-    assert register.judge(None, offer(instance="three", boot=2)) == "identity_conflict"
+    assert register.judge(None, offer(instance="three", boot=2)) == "older_boot"
     assert register.newest("b") == "two"
     assert register.newest("c") is None
 

@@ -26,7 +26,7 @@ class Wire:
     def __init__(self, now, *, path="quic"):
         self.path = path
         self.address = "192.0.2.7:7946"
-        self.interface = ""
+        self.interface, self.late_us = "", 0
         self.datagrams = True
         self.frames, self.packets, self.shut_with = [], [], []
         self.held = 0
@@ -444,7 +444,7 @@ def test_a_peer_that_lost_its_voucher_is_not_heard_and_has_ten_seconds_to_find_a
 
 def test_a_peer_that_nobody_vouches_for_any_more_is_closed_in_the_end():
     world = World(known=2)
-    session, wire = world.open()
+    _, wire = world.open()
     world.book._admitted.discard(world.peer.node_id)
     world.table.sweep()
     world.time_us += UNVOUCHED_US
