@@ -238,7 +238,7 @@ class Coordinator:
             term=self._campaign.term,
             settled=settled,
             left_out=self._left_out(now_us),
-            slots=tuple(slot_snapshot(self._slots[name], settled=settled) for name in self._by_priority()),
+            slots=tuple(slot_snapshot(self._slots[name], now_us, settled=settled) for name in self._by_priority()),
             decisions=tuple(self._decisions),
         )
 

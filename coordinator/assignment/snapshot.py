@@ -32,6 +32,8 @@ class SlotSnapshot:
     loaded_bytes: int
     total_bytes: int
     instances: Mapping[NodeId, Instance] = field(default_factory=dict)
+    left_out: Mapping[NodeId, str] = field(default_factory=dict)
+    """Nodes that failed this slot and are backing off, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class CoordinatorSnapshot:
     decisions: tuple[Decision, ...]
 
 
-def slot_snapshot(slot: SlotCoordinator, *, settled: bool) -> SlotSnapshot:
+def slot_snapshot(slot: SlotCoordinator, now_us: int, *, settled: bool) -> SlotSnapshot:
     """One slot as it is now."""
     running, attempt = slot.running, slot.attempt
     loaded, total = (0, 0) if attempt is None else attempt.progress
@@ -67,6 +69,7 @@ def slot_snapshot(slot: SlotCoordinator, *, settled: bool) -> SlotSnapshot:
         loaded_bytes=loaded,
         total_bytes=total,
         instances={} if running is None else {stage.node_id: stage.instance for stage in running.stages},
+        left_out=slot.culprits.current(now_us),
     )
 
 

@@ -42,6 +42,16 @@ class SlotRecord:
     cache_epoch: int = 0
     first_request_id: int = 0
 
+    @property
+    def current(self) -> PlanEpoch:
+        """Whose word counts now: the promised ballot; the active plan's when that was given up; else nobody's.
+
+        A ballot that was promised and then aborted protects no one: two that want to coordinate would keep each other out.
+        """
+        if self.promised > self.closed:
+            return self.promised
+        return NO_EPOCH if self.active is None else self.active.ballot
+
     def to_document(self) -> dict[str, Any]:
         """Plain msgpack and JSON types."""
         return _Document(

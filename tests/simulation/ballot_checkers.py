@@ -3,7 +3,8 @@
 Nothing here reads a core's private state: agents are judged by their durable word, their effects and their messages.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.assignment.effects import ComputePlan, Route, Send
@@ -25,7 +26,7 @@ class ViolationError(AssertionError):
 class Checkers:
     def __init__(self, mesh: "BallotMesh") -> None:
         self.mesh = mesh
-        self.completed_requests = 0
+        self.completed_by_slot: Counter[str] = Counter()
         self.activations = 0
         self.rounds = 0
         self._promised: dict[tuple[str, str, int], PlanEpoch] = defaultdict(lambda: NO_EPOCH)
@@ -36,7 +37,12 @@ class Checkers:
         self._participants: dict[tuple[str, PlanEpoch], tuple[str, ...]] = {}
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
-        self._asked: dict[tuple[int, str], tuple[Any, PlanEpoch]] = {}
+        self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
+
+    @property
+    def completed_requests(self) -> int:
+        """Over all models."""
+        return self.completed_by_slot.total()
 
     def fail(self, number: int, text: str) -> None:
         raise ViolationError(f"invariant {number}: {text}")
@@ -111,8 +117,8 @@ class Checkers:
         self.rounds += 1
         if problem.request.locked is not None:
             return
-        state = next(item for item in process.coordinator.snapshot(self.mesh.now_us).slots if item.slot == slot)
-        serious = tuple(
+        state = next(item for item in process.coordinator.snapshot(process.now_us).slots if item.slot == slot)
+        capacities = tuple(
             (
                 node.node_id,
                 node.detected_memory_bytes,
@@ -122,10 +128,11 @@ class Checkers:
             )
             for node in problem.participants
         )
-        key = (id(process), slot)
-        if state.routable and state.ballot is not None and state.plan is not None:
-            before = self._asked.get(key)
-            if before == (serious, state.ballot) and not _may_recheck(process, slot, self.mesh.now_us):
+        serious = capacities, replace(problem.request, incumbent=())  # an operator's order changes what is asked
+        key = (process.instance, slot)
+        if state.routable and state.ballot is not None:
+            evaluated, before = state.plan is not None, self._asked.get(key)
+            if evaluated and before == (serious, state.ballot) and not _may_recheck(process, slot, process.now_us):
                 self.fail(8, f"{process.node_id} plans {slot} again although only noise changed")
             self._asked[key] = (serious, state.ballot)
 
@@ -138,7 +145,7 @@ class Checkers:
             self.fail(5, f"{process.node_id} goes back to an older row of {row.node_id}")
 
     def completed(self, slot: str, trail: tuple[Any, ...]) -> None:
-        self.completed_requests += 1
+        self.completed_by_slot[slot] += 1
         epochs, hashes = {part[1] for part in trail}, {part[2] for part in trail}
         if len(epochs) > 1 or len(hashes) > 1:
             self.fail(3, f"a request of {slot} ran at {len(epochs)} epochs and {len(hashes)} plans")
@@ -168,10 +175,16 @@ class Checkers:
 
     # -- after healing
 
+    def backs_off(self) -> bool:
+        """Whoever coordinates says that it leaves out a node for its past: it flapped, or it failed a load."""
+        views = [process.coordinator.snapshot(process.now_us) for process in self.mesh.live()]
+        chiefs = [view for view in views if view.role == "coordinator"]
+        return any("settling" in view.left_out.values() or any(slot.left_out for slot in view.slots) for view in chiefs)
+
     def converged(self) -> str:
         """Empty when every live node agrees on one coordinator and one whole plan per model; else what is missing."""
         live = self.mesh.live()
-        views = [process.coordinator.snapshot(self.mesh.now_us) for process in live]
+        views = [process.coordinator.snapshot(process.now_us) for process in live]
         leaders = {view.canonical for view in views}
         if len(leaders) != 1:
             return f"coordinators {sorted(map(str, leaders))}"
@@ -196,8 +209,8 @@ class Checkers:
 
 
 def _may_recheck(process: "Process", slot: str, now_us: int) -> bool:
-    """A verdict of ``dwell`` is looked at again once the dwell is over."""
+    """A verdict of ``dwell`` is looked at again once the dwell is over, and a move that failed is tried again."""
     decisions = process.coordinator.snapshot(now_us).decisions
-    kinds = {"kept", "activated", "adopted", "broken"}
+    kinds = {"kept", "activated", "adopted", "broken", "attempt_failed"}
     kept = [decision for decision in decisions if decision.kind in kinds and decision.slot == slot]
-    return not kept or kept[-1].reason == "dwell" or kept[-1].kind != "kept"
+    return not kept or kept[-1].reason in {"dwell", "not_amortised"} or kept[-1].kind != "kept"

@@ -6,6 +6,7 @@ short by a crash between any two effects, with the write in progress lost or not
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -14,9 +15,13 @@ from coordinator.assignment.moment import ServedModelSpec
 from coordinator.model.package import Layer, ModelPackage
 from protocol.ids import NodeId, Slot
 from tests.simulation.ballot_checkers import Checkers
-from tests.simulation.ballot_process import GIB, SECOND, Disk, Process, Variant, Weather
+from tests.simulation.ballot_process import Process
+from tests.simulation.ballot_world import GIB, SECOND, Disk, Variant, Weather, short_waits
 
-__all__ = ["SECOND", "BallotMesh", "Process", "Variant", "Weather"]
+__all__ = ["GIB", "SECOND", "BallotMesh", "Process", "Variant", "Weather", "short_waits"]
+
+LONG_DELAY_US = 50_000
+"""A message that is on its way for longer is counted as delayed."""
 
 
 class BallotMesh:
@@ -29,6 +34,10 @@ class BallotMesh:
         self.weather = Weather()
         self.checkers = Checkers(self)
         self.history: list[str] = []
+        self.counts: Counter[str] = Counter()
+        """What went wrong, by kind, and what was decided: each counted where it takes effect."""
+        self._sent: Counter[tuple[str, NodeId]] = Counter()
+        self._arrived: Counter[tuple[str, NodeId]] = Counter()
         count = nodes or self.random.choice((2, 3, 3, 4, 4, 5, 6, 7, 9, 12))
         self.node_ids = tuple(NodeId(f"n{number:02d}") for number in range(count))
         self.memory = {node_id: self.random.choice((4, 6, 8, 12)) * GIB for node_id in self.node_ids}
@@ -91,6 +100,7 @@ class BallotMesh:
         if process.frozen_until_us > self.now_us:
             self.at(process.frozen_until_us, lambda: self.thaw(process))
             return
+        process.wake_up()
         waiting, process.deferred = process.deferred, []
         for action in waiting:
             if process.alive:
@@ -113,22 +123,42 @@ class BallotMesh:
     def send(self, source: Process, peer: NodeId, payload: Any) -> None:
         weather = self.weather
         local = peer == source.node_id and source.alive
-        if not local and ((source.node_id, peer) in weather.blocked or self.chance(weather.loss_milli)):
-            return
-        copies = 2 if not local and self.chance(weather.duplicate_milli) else 1
-        for _ in range(copies):
-            delay = 0 if local else weather.delay_us + self.random.randint(0, weather.jitter_us)
-            if not local and self.chance(weather.duplicate_milli // 4):
-                delay += self.random.randrange(10 * SECOND)  # a very late one
-            self.at(self.now_us + delay, lambda: self._deliver(source, peer, payload, local=local))
-
-    def _deliver(self, source: Process, peer: NodeId, payload: Any, *, local: bool) -> None:
-        targets = [process for process in self.processes[peer] if process.alive]
         if local:
-            targets = [process for process in targets if process is source]
+            self.at(self.now_us, lambda: self._deliver(source, peer, payload))
+            return
+        if (source.node_id, peer) in weather.blocked:
+            mutual = (peer, source.node_id) in weather.blocked
+            self.counts["message cut both ways" if mutual else "message cut one way"] += 1
+            return
+        if self.chance(weather.loss_milli):
+            self.counts["message lost"] += 1
+            return
+        copies = 2 if self.chance(weather.duplicate_milli) else 1
+        self.counts["message duplicated"] += copies - 1
+        link = (source.instance, peer)
+        self._sent[link] += 1
+        number = self._sent[link]
+        for _ in range(copies):
+            delay = weather.delay_us + self.random.randint(0, weather.jitter_us)
+            if self.chance(weather.duplicate_milli // 4):
+                delay += self.random.randrange(10 * SECOND)  # a very late one
+            self.counts["message delayed"] += delay >= LONG_DELAY_US
+            self.at(self.now_us + delay, lambda: self._arrive(source, peer, payload, number))
+
+    def _arrive(self, source: Process, peer: NodeId, payload: Any, number: int) -> None:
+        link = (source.instance, peer)
+        self.counts["message reordered"] += number < self._arrived[link]
+        self._arrived[link] = max(self._arrived[link], number)
+        self._deliver(source, peer, payload)
+
+    def _deliver(self, source: Process, peer: NodeId, payload: Any) -> None:
+        """To the process that has the id; one of them when it was cloned; nobody hears while the machine sleeps."""
+        local = peer == source.node_id
+        targets = [process for process in self.processes[peer] if process.alive and (process is source or not local)]
         if targets:
             target = self.random.choice(targets)
-            self.run_in(target, lambda: target.receive(source.node_id, payload))
+            if target.asleep_since_us is None:
+                self.run_in(target, lambda: target.receive(source.node_id, payload))
 
     def chance(self, milli: int) -> bool:
         return milli > 0 and self.random.randrange(1000) < milli
@@ -138,7 +168,8 @@ class BallotMesh:
     def usable_bytes(self, node_id: NodeId) -> int:
         return self.memory[node_id] - -(-self.memory[node_id] // 10)
 
-    def start(self, node_id: NodeId, *, clone: bool = False) -> None:
+    def start(self, node_id: NodeId, *, clone: bool = False, exclude: tuple[NodeId, ...] = ()) -> None:
+        """Unless it runs already. ``exclude``: nodes that its own configuration leaves out of plans."""
         running = [process for process in self.processes[node_id] if process.alive]
         if running and not clone:
             return
@@ -147,12 +178,14 @@ class BallotMesh:
             copied = Disk()
             copied.term, copied.boots, copied.slots = disk.term, disk.boots - 1, dict(disk.slots)
             disk = copied
-        process = Process(self, node_id, disk, copy=len(running))
+        process = Process(self, node_id, disk, copy=len(running), exclude=exclude)
         self.processes[node_id].append(process)
+        self.counts["restart"] += process.boot > 1 and not clone
         self.log(f"{node_id} starts, boot {process.boot}")
         self.arm(process)
 
     def crash(self, process: Process) -> None:
+        self.counts["crash"] += process.alive
         process.alive = False
         self.processes[process.node_id].remove(process)
         self.log(f"{process.node_id} crashes")

@@ -1,102 +1,34 @@
 """One simulated node: both cores, a scripted runtime, and a small gossip model of what it knows of the others."""
 
+import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
 from coordinator.assignment.effects import ComputePlan, Decided, PersistTerm, Route, Send
-from coordinator.coordinator import Coordinator
 from coordinator.planner.planning import plan
 from coordinator.view import MemberFacts
 from protocol.codec import decode, encode
+from protocol.errors import StateError
 from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId, Slot
+from protocol.orders import OperatorOrder
 from protocol.rows import DeviceFact, LinkFact, NodeRow, StageFact
 from stage_agent.stage import effects as stage
-from stage_agent.stage.agent import StageAgent
-from stage_agent.stage.record import SlotRecord
+from tests.simulation.ballot_orders import kept_orders
+from tests.simulation.ballot_world import DEAD_US, HEARTBEAT_US, SECOND, SLOW_LOAD_US, SUSPECT_US, Disk
 
 if TYPE_CHECKING:
     from tests.simulation.ballot_mesh import BallotMesh
-
-SECOND = 1_000_000
-GIB = 2**30
-SUSPECT_US, DEAD_US = 3 * SECOND, 6 * SECOND
-HEARTBEAT_US = SECOND
-
-ELECTION = ElectionSettings(
-    settle_us=2 * SECOND, settle_max_us=6 * SECOND, backoff_max_us=6 * SECOND, sticky_us=5 * SECOND
-)
-ASSIGNMENT = AssignmentSettings(
-    load_deadline_min_us=20 * SECOND,
-    reply_timeout_us=SECOND,
-    replan_spacing_us=5 * SECOND,
-    culprit_backoff_us=3 * SECOND,
-    culprit_backoff_max_us=6 * SECOND,
-    withdraw_grace_us=30 * SECOND,
-)
-REPLAN = ReplanSettings(min_dwell_us=20 * SECOND)
-PLANNER = PlannerSettings(context_length=4096, parallel_lanes=1, search_budget_ms=2)
-
-
-@dataclass
-class Variant:
-    """What is built; tests replace one part by a broken one."""
-
-    coordinator: type[Coordinator] = Coordinator
-    agent: type[StageAgent] = StageAgent
-    row_is_newer: Callable[[NodeRow, NodeRow], bool] = lambda new, old: (
-        (new.boot_counter, new.seq)
-        > (
-            old.boot_counter,
-            old.seq,
-        )
-    )
-    blank_instances: bool = False
-    clones: bool = False
-    full_disks: bool = False
-    noise_milli: int = 30
-    election: ElectionSettings = ELECTION
-    assignment: AssignmentSettings = ASSIGNMENT
-    replan: ReplanSettings = REPLAN
-    planner: PlannerSettings = PLANNER
-
-
-@dataclass
-class Weather:
-    """The network. Probabilities in thousandths; ``blocked`` are directed pairs of node ids."""
-
-    loss_milli: int = 0
-    duplicate_milli: int = 0
-    delay_us: int = 2_000
-    jitter_us: int = 2_000
-    crash_milli: int = 0
-    load_us: int = 2 * SECOND
-    load_failure_milli: int = 0
-    runtime_death_milli: int = 0
-    blocked: set[tuple[str, str]] = field(default_factory=set)
-
-
-class Disk:
-    """What survives a crash. Records go through their document form and JSON, as on a real disk."""
-
-    def __init__(self) -> None:
-        self.term = 0
-        self.boots = 0
-        self.slots: dict[str, str] = {}
-        self.full = False
-
-    def restore(self) -> dict[Slot, SlotRecord]:
-        return {Slot(name): SlotRecord.from_document(json.loads(text)) for name, text in self.slots.items()}
 
 
 class Process:
     """One start of one node: both cores, a scripted runtime, and what it knows of the others."""
 
-    def __init__(self, mesh: "BallotMesh", node_id: NodeId, disk: Disk, copy: int = 0) -> None:
+    def __init__(
+        self, mesh: "BallotMesh", node_id: NodeId, disk: Disk, copy: int = 0, exclude: tuple[NodeId, ...] = ()
+    ) -> None:
         self.mesh, self.node_id, self.disk, self.copy = mesh, node_id, disk, copy
         disk.boots += 1
         self.boot = disk.boots
@@ -104,6 +36,10 @@ class Process:
         self.instance = Instance(f"{mesh.random.getrandbits(128):032x}")
         self.alive = True
         self.frozen_until_us = 0
+        self.asleep_since_us: int | None = None
+        self.slept_us = 0
+        self.doom: tuple[bool, int] | None = None
+        """Set: die at the next write of a record; whether that reaches the disk; started again so much later."""
         self.deferred: list[Callable[[], None]] = []
         self.status = "running"
         self.rows: dict[NodeId, NodeRow] = {}
@@ -124,7 +60,7 @@ class Process:
             election=mesh.variant.election,
             assignment=mesh.variant.assignment,
             replan=mesh.variant.replan,
-            planner=mesh.variant.planner,
+            planner=mesh.variant.planner.model_copy(update={"exclude_nodes": exclude}),
             random=Random(f"{mesh.seed} {node_id} {self.boot} {copy}"),
             now_us=mesh.now_us,
         )
@@ -137,7 +73,22 @@ class Process:
             now_us=mesh.now_us,
         )
         self.carry(self.coordinator.serve(mesh.specs, mesh.now_us))
+        self.orders = kept_orders(node_id, disk, mesh.now_us)
+        self.carry(self.coordinator.on_orders(self.orders.known(mesh.now_us), mesh.now_us))
         self.look()
+
+    @property
+    def now_us(self) -> int:
+        """This process's clock: it stands still while the machine sleeps."""
+        return self.mesh.now_us - self.slept_us
+
+    def wake_up(self) -> None:
+        """The machine slept: what was measured before is void, everything that was sent meanwhile is lost."""
+        if self.asleep_since_us is not None:
+            self.slept_us += self.mesh.now_us - self.asleep_since_us
+            self.asleep_since_us = None
+            self.direct_us.clear()
+            self.mesh.counts["woke up"] += 1
 
     # -- what it says of itself and knows of others
 
@@ -170,12 +121,13 @@ class Process:
                 if peer != self.node_id
             ),
             stages=self.stages(),
+            orders=self.orders.known(self.now_us),
             max_term=self.disk.term,
         )
 
     def stages(self) -> tuple[StageFact, ...]:
         """The agent's word, with the measured timing that the runtime adds to it."""
-        facts, timing = self.agent.facts(self.mesh.now_us), self.mesh.timings.get(self.node_id)
+        facts, timing = self.agent.facts(self.now_us), self.mesh.timings.get(self.node_id)
         if timing is None:
             return facts
         measured = {"decode_us_per_layer": timing, "decode_samples": 300, "decode_age_us": 1}
@@ -184,13 +136,13 @@ class Process:
     def members(self) -> tuple[MemberFacts, ...]:
         facts = []
         for node_id, row in sorted(self.rows.items()):
-            age = 0 if node_id == self.node_id else self.mesh.now_us - self.evidence_us[node_id]
+            age = 0 if node_id == self.node_id else self.now_us - self.evidence_us[node_id]
             state = "alive" if age < SUSPECT_US else "suspect" if age < DEAD_US else "dead"
             if row.status == "left":
                 state = "left"
-            seen = [at for at in self.instances_us[node_id].values() if self.mesh.now_us - at < 10 * SECOND]
+            seen = [at for at in self.instances_us[node_id].values() if self.now_us - at < 10 * SECOND]
             restarted = len(seen) > 1 and self.mesh.variant.clones
-            settled = node_id == self.node_id or self.mesh.now_us - self.direct_us.get(node_id, -(10**12)) < 30 * SECOND
+            settled = node_id == self.node_id or self.now_us - self.direct_us.get(node_id, -(10**12)) < 30 * SECOND
             settled = settled and node_id not in self.mesh.unsettled
             facts.append(
                 MemberFacts(
@@ -201,7 +153,7 @@ class Process:
 
     def hear(self, row: NodeRow, age_us: int, *, direct: bool) -> bool:
         """Take in a row; true when something that matters to the coordinator changed."""
-        node_id, now_us = NodeId(row.node_id), self.mesh.now_us
+        node_id, now_us = NodeId(row.node_id), self.now_us
         if node_id == self.node_id and row.instance != self.instance:
             self.instances_us.setdefault(node_id, {})[row.instance] = now_us
             self.boot = max(self.boot, row.boot_counter)  # outlive a stranger's row of this id
@@ -226,18 +178,26 @@ class Process:
         """Membership changed, or might have."""
         if not self.alive:
             return
-        now_us = self.mesh.now_us
+        now_us = self.now_us
         self.hear(self.row(), 0, direct=True)
         members = self.shown = self.members()
         alive = frozenset(member.node_id for member in members if member.connected)
         self.agent.on_members(alive)
         self.carry(self.coordinator.on_members(members, now_us))
+        with contextlib.suppress(StateError):
+            if self.orders.adopt([member.row for member in members if member.connected], now_us):
+                self.carry(self.coordinator.on_orders(self.orders.known(now_us), now_us))
+
+    def say(self, *orders: OperatorOrder) -> None:
+        """An operator's orders, said at this node."""
+        self.orders.say(orders, self.now_us)
+        self.carry(self.coordinator.on_orders(self.orders.known(self.now_us), self.now_us))
 
     def beat(self) -> None:
         """Tell everybody everything."""
-        self.heartbeat_us = self.mesh.now_us + HEARTBEAT_US
+        self.heartbeat_us = self.now_us + HEARTBEAT_US
         self.look()
-        ages = tuple((row, self.mesh.now_us - self.evidence_us[node_id]) for node_id, row in self.rows.items())
+        ages = tuple((row, self.now_us - self.evidence_us[node_id]) for node_id, row in self.rows.items())
         for peer in self.mesh.node_ids:
             if peer != self.node_id:
                 self.mesh.send(self, peer, ("rows", ages))
@@ -249,16 +209,31 @@ class Process:
         for effect in effects:
             if not self.alive:
                 return
-            if mesh.chance(mesh.weather.crash_milli):
-                if isinstance(effect, stage.Persist) and mesh.random.random() < 0.5:
-                    self.write(effect)
+            if self.dies_before(effect):
                 mesh.crash(self)
                 return
             if isinstance(effect, stage.Persist) and self.disk.full:
+                mesh.counts["write refused by a full disk"] += 1
                 self.agent.on_state(available=False)
                 self.later(SECOND, lambda: self.carry(self.agent.on_state(available=True)))
                 return
             self.carry_one(effect)
+
+    def dies_before(self, effect: Any) -> bool:
+        """The process may die between any two effects; a write in progress then reaches the disk or not."""
+        mesh, writing = self.mesh, isinstance(effect, stage.Persist)
+        if writing and self.doom is not None:
+            reaches, down_us = self.doom
+            mesh.at(mesh.now_us + down_us, lambda: mesh.start(self.node_id))
+        elif mesh.chance(mesh.weather.crash_milli):
+            reaches = writing and mesh.random.random() < 0.5
+        else:
+            return False
+        if writing:
+            mesh.counts["crash, write kept" if reaches else "crash, write lost"] += 1
+        if reaches and not self.disk.full:
+            self.write(effect)
+        return True
 
     def write(self, effect: stage.Persist) -> None:
         self.disk.slots[effect.slot] = json.dumps(effect.record.to_document())
@@ -273,23 +248,26 @@ class Process:
                 pass  # the driver says why in its log; the core must not wait for ever
             case PersistTerm(term):
                 self.disk.term = max(self.disk.term, term)
-                self.later(1_000, lambda: self.carry(self.coordinator.on_term_persisted(term, mesh.now_us)))
+                self.later(1_000, lambda: self.carry(self.coordinator.on_term_persisted(term, self.now_us)))
             case ComputePlan(request_id, _, problem):
                 self.later(
-                    20_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), mesh.now_us))
+                    20_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), self.now_us))
                 )
             case Route(slot, node_id, ballot):
                 self.routes.pop(slot, None)
                 if node_id is not None:
                     self.routes[slot] = (node_id, ballot)
             case Decided(decision):
+                mesh.counts[f"decided: {decision.kind}"] += 1
                 mesh.log(f"{self.node_id} {decision.kind}: {decision.reason}")
             case stage.Persist():
                 self.write(effect)
             case stage.Load(slot, ballot, assignment, reuse):
                 shared = None if reuse is None else self.loads.get((slot, reuse))
                 self.loads[slot, ballot] = mesh.next_load() if shared is None else shared
-                self.later(10_000 if shared is not None else mesh.load_time_us(), lambda: self.loaded(slot, ballot))
+                load_us = 10_000 if shared is not None else mesh.load_time_us()
+                mesh.counts["slow load"] += load_us >= SLOW_LOAD_US
+                self.later(load_us, lambda: self.loaded(slot, ballot))
                 mesh.sizes[self.loads[slot, ballot]] = assignment.required_bytes
             case stage.Unload(slot, ballot):
                 self.later(200_000, lambda: self.unloaded(slot, ballot))
@@ -306,9 +284,10 @@ class Process:
     def loaded(self, slot: Slot, ballot: PlanEpoch) -> None:
         if (slot, ballot) not in self.loads:
             return
-        weather, now_us = self.mesh.weather, self.mesh.now_us
+        weather, now_us = self.mesh.weather, self.now_us
         if self.mesh.chance(weather.load_failure_milli):
             del self.loads[slot, ballot]
+            self.mesh.counts["failed load"] += 1
             self.carry(self.agent.on_runtime(stage.LoadFailed(slot, ballot, "load_failed", "scripted"), now_us))
             return
         self.carry(self.agent.on_runtime(stage.Loaded(slot, ballot), now_us))
@@ -317,18 +296,19 @@ class Process:
 
     def die(self, slot: Slot, ballot: PlanEpoch) -> None:
         weights = self.loads.get((slot, ballot))
+        self.mesh.counts["engine died"] += weights is not None
         for label in [label for label, held in self.loads.items() if held == weights]:
             del self.loads[label]
-            self.carry(self.agent.on_runtime(stage.RuntimeDied(*label, "scripted"), self.mesh.now_us))
+            self.carry(self.agent.on_runtime(stage.RuntimeDied(*label, "scripted"), self.now_us))
 
     def unloaded(self, slot: Slot, ballot: PlanEpoch) -> None:
         self.loads.pop((slot, ballot), None)
-        self.carry(self.agent.on_runtime(stage.Unloaded(slot, ballot), self.mesh.now_us))
+        self.carry(self.agent.on_runtime(stage.Unloaded(slot, ballot), self.now_us))
 
     # -- inputs
 
     def receive(self, sender: NodeId, payload: Any) -> None:
-        now_us = self.mesh.now_us
+        now_us = self.now_us
         if isinstance(payload, bytes):
             message: Any = decode(payload)
             if message.type in {"promise", "nack", "stage_progress", "ready", "active"}:
@@ -356,9 +336,10 @@ class Process:
         self.frame(slot, held.ballot, self.next_request, ())
 
     def frame(self, slot: Slot, epoch: PlanEpoch, request_id: int, trail: tuple[Any, ...]) -> None:
-        verdict = self.agent.accept_frame(slot, epoch, request_id, None, self.mesh.now_us)
+        verdict = self.agent.accept_frame(slot, epoch, request_id, None, self.now_us)
         held = self.agent.record(slot).active
         if not verdict.accepted or held is None:
+            self.mesh.counts[f"frame refused: {verdict.outcome}"] += 1
             return
         part = held.assignment
         trail = (*trail, (self.node_id, held.ballot, held.plan_hash, part.layer_start, part.layer_end))
@@ -368,7 +349,7 @@ class Process:
             self.mesh.checkers.completed(slot, trail)
 
     def timer(self) -> None:
-        now_us = self.mesh.now_us
+        now_us = self.now_us
         if now_us >= self.heartbeat_us:
             self.beat()
         self.carry(self.agent.on_timer(now_us))
@@ -376,5 +357,6 @@ class Process:
             self.carry(self.coordinator.on_timer(now_us))
 
     def deadline(self) -> int:
-        due = [self.heartbeat_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.mesh.now_us)]
-        return min(moment for moment in due if moment is not None)
+        """On the mesh's clock."""
+        due = [self.heartbeat_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.now_us)]
+        return self.slept_us + min(moment for moment in due if moment is not None)
