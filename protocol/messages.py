@@ -23,7 +23,7 @@ from protocol.ballots import (
     StageProgress,
 )
 from protocol.rows import Accusation, Admission, Refutation, SignedRow
-from protocol.wire import Address, Count, Digest, Id, InstanceId, Label, NodeName, Wire
+from protocol.wire import Address, Count, Digest, Id, InstanceId, Label, Micros, NodeName, Wire
 
 
 class Hello(Wire):
@@ -117,10 +117,14 @@ class Ping(Wire):
 
 
 class Ack(Wire):
-    """Answer to ``Ping``; ``target`` is set when the answer was fetched for somebody else by ``PingRequest``."""
+    """Answer to ``Ping``; ``target`` is set when the answer was fetched for somebody else by ``PingRequest``.
+
+    ``held_us`` passed between the arrival of the ping at this machine and the answer: no time of the link.
+    """
 
     type: Literal["ack"] = "ack"
     seq: Count
+    held_us: Micros = 0
     target: Annotated[str, Field(max_length=64)] = ""
     health: Count = 0
     gossip: Gossip = Gossip()
@@ -157,6 +161,14 @@ class RowRequest(Wire):
     rows: Annotated[tuple[Id, ...], Field(max_length=256)]
 
 
+class IdentityContested(Wire):
+    """To a node whose connection stands: another living process showed your key at ``address`` here and was turned away."""
+
+    type: Literal["identity_contested"] = "identity_contested"
+    instance: InstanceId
+    address: Annotated[str, Field(max_length=128)]
+
+
 class PackageRequest(Wire):
     """Please describe the model with this digest, so that I can plan it."""
 
@@ -183,6 +195,7 @@ Message = Annotated[
     | GossipPush
     | DigestRequest
     | RowRequest
+    | IdentityContested
     | Prepare
     | Promise
     | Nack

@@ -37,15 +37,10 @@ from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
 from protocol.membership.signing import Sign, Verify, Version, open_row
+from protocol.membership.stalls import LATE_US, Stalls
 from protocol.membership.table import Entry, NodeTable, Tombstone
 from protocol.messages import Ack, DigestRequest, GossipPush, MembershipMessage, Ping, PingRequest, RowRequest
 from protocol.rows import Admission, LinkFact, NodeRow
-
-LATE_US = 200_000
-"""A timer this late means that the loop stalled."""
-SHED_LAG_US = 1_000_000
-SHED_ABOVE = 16
-"""Connections that a stalling node keeps in any case."""
 
 
 class Membership:
@@ -98,9 +93,7 @@ class Membership:
             "topology": self._dialler.topology_due,
             "cut": self._cut_off,
         }
-        self._shed_us = now_us - 2**40
-        self._stalled_us = now_us - 2**40
-        """When the latest stall of the loop ended."""
+        self._stalls = Stalls(self._ground, self._prober, self._issuer.conditions, now_us)
         self._started = False
         self._left = False
 
@@ -162,8 +155,15 @@ class Membership:
         self._dialler.failed(address, now_us)
         return self._ground.drain(now_us)
 
-    def on_message(self, sender: NodeId, message: MembershipMessage, now_us: int, *, lane: Lane) -> list[Effect]:
-        """A validated message from the connection of ``sender``."""
+    def on_message(
+        self, sender: NodeId, message: MembershipMessage, now_us: int, *, lane: Lane, arrived_us: int | None = None
+    ) -> list[Effect]:
+        """A validated message from the connection of ``sender``.
+
+        ``arrived_us``: when it reached this machine, at most ``now_us`` (left out: now). A busy process hears late; round
+        trips are those of the link, between the machines.
+        """
+        arrived_us = now_us if arrived_us is None else min(arrived_us, now_us)
         ground = self._ground
         if self._left or not ground.is_admitted(sender):
             ground.reject(sender, "left" if self._left else "unadmitted")
@@ -174,9 +174,9 @@ class Membership:
         match message:
             case Ping():
                 self._exchange.gossip(sender, message.gossip, now_us)
-                self._prober.on_ping(sender, message, lane)
+                self._prober.on_ping(sender, message, lane, now_us - arrived_us)
             case Ack():
-                confirmed = self._prober.on_ack(sender, message, lane, now_us)
+                confirmed = self._prober.on_ack(sender, message, lane, now_us, arrived_us)
                 if confirmed is not None:
                     self._records.vouched(confirmed, now_us)
                 self._exchange.gossip(sender, message.gossip, now_us)
@@ -219,21 +219,9 @@ class Membership:
         return ground.drain(now_us)
 
     def on_loop_lag(self, lag_us: int, now_us: int) -> list[Effect]:
-        """The event loop was late: this node rests from probing and says so; above 1 s it sheds what it can spare.
-
-        A stall that is told twice, by two timers that were due before it ended, counts once.
-        """
-        ground = self._ground
-        if lag_us > LATE_US and now_us - lag_us > self._stalled_us:
-            self._stalled_us = now_us
-            self._prober.lagged(lag_us, now_us)
-            self._issuer.conditions.lagged(now_us)
-        if lag_us > SHED_LAG_US and now_us - self._shed_us > 10 * SHED_LAG_US:
-            self._shed_us = now_us
-            spare = max(0, len(ground.connections) - SHED_ABOVE)
-            for peer in ground.random.sample(list(ground.connections), spare // 4):
-                ground.effects.append(CloseConnection(peer, "loop_lag"))
-        return ground.drain(now_us)
+        """The event loop was late: this node rests from probing and says so; above 1 s it sheds what it can spare."""
+        self._stalls.late(lag_us, now_us)
+        return self._ground.drain(now_us)
 
     def spread_admission(self, admission: Admission, now_us: int, *, told_by: NodeId | None = None) -> list[Effect]:
         """The book accepted this statement (at start, too: call it for all that are held). It is gossiped and remembered.
@@ -251,6 +239,13 @@ class Membership:
         self._records.admissions.tell(list(self._ground.connections), admissions)
         effects = self._ground.drain(now_us)
         return [*effects, *(each for admission in admissions for each in self.spread_admission(admission, now_us))]
+
+    def outrank(self, boot_counter: int, now_us: int) -> list[Effect]:
+        """Number rows by this boot counter from now on: others remember a later start of this node than its disk did."""
+        self._own.outrank(boot_counter)
+        if self._started and not self._left:
+            self._issuer.issue(now_us)
+        return self._ground.drain(now_us)
 
     def add_seed(self, address: str, now_us: int) -> list[Effect]:
         """One more address to join by."""
@@ -298,10 +293,10 @@ class Membership:
         ground = self._ground
         members: dict[NodeId, Member] = {}
         if self._own.row is not None:
-            conflict = in_conflict(self._records.conflict_us, ground.settings, now_us)
+            conflict = in_conflict(self._records.conflict_us, ground.row_refresh_us, now_us)
             members[ground.node_id] = own_member(self._own, conflict=conflict, left=self._left)
         for entry in ground.table:
-            conflict = in_conflict(entry.conflict_us, ground.settings, now_us)
+            conflict = in_conflict(entry.conflict_us, ground.row_refresh_us, now_us)
             connection = ground.connections.get(entry.node_id)
             link = ground.links.view(entry.node_id, now_us)
             members[entry.node_id] = member_of(entry, connection, link, conflict=conflict)

@@ -92,19 +92,23 @@ class Prober:
             return settings.probe_interval_us
         if self._ground.everyone_connects:
             return max(settings.probe_interval_us, (nodes - 1) * 1_000_000 // settings.probes_per_second_max)
-        if target in self._requested or target in self._nearest:
+        if not self.is_sampled(target):
             return REQUESTED_INTERVAL_US
         return max(1, len(self._ground.connections)) * settings.probe_interval_us
+
+    def is_sampled(self, target: NodeId) -> bool:
+        """Large meshes: probed so rarely that its RTT does not stay settled."""
+        return not (self._ground.everyone_connects or target in self._requested or target in self._nearest)
 
     def request(self, targets: list[NodeId]) -> None:
         """Measure these peers often although the mesh is large; replaces the list before, at most ``REQUESTED_MAX``."""
         self._requested = dict.fromkeys(targets[:REQUESTED_MAX])
 
     def measure_nearest(self) -> None:
-        """Large meshes: keep the RTT to the nearest connected peers settled."""
+        """Large meshes: keep the RTT to the nearest connected peers settled. Who is measured is left for a fifth, no less."""
         links = self._ground.links
         measured = [
-            (rtt_us, peer)
+            (rtt_us * (4 if peer in self._nearest else 5), peer)
             for peer in self._ground.connections
             if (link := links.known(peer)) is not None and (rtt_us := link.min_rtt_us()) is not None
         ]
@@ -158,9 +162,10 @@ class Prober:
             self._end(seq)
             self._failed(probe, entry, now_us)
 
-    def on_ping(self, sender: NodeId, ping: Ping, lane: Lane) -> None:
+    def on_ping(self, sender: NodeId, ping: Ping, lane: Lane, held_us: int) -> None:
         """Answer on the lane the ping came by."""
-        self._ground.send(sender, Ack(seq=ping.seq, health=self.health, gossip=self._gossip(sender)), lane)
+        gossip = self._gossip(sender)
+        self._ground.send(sender, Ack(seq=ping.seq, held_us=held_us, health=self.health, gossip=gossip), lane)
 
     def on_ping_request(self, sender: NodeId, request: PingRequest, now_us: int) -> None:
         """Probe the target for somebody else, by stream: this must not fail for loss."""
@@ -174,7 +179,7 @@ class Prober:
             self._relays[seq] = Relay(sender, request.seq, target, now_us + RELAY_US)
             ground.send(target, Ping(seq=seq, gossip=NOTHING), "stream")
 
-    def on_ack(self, sender: NodeId, ack: Ack, lane: Lane, now_us: int) -> Entry | None:
+    def on_ack(self, sender: NodeId, ack: Ack, lane: Lane, now_us: int, arrived_us: int) -> Entry | None:
         """An answer: to a probe of ours, fetched by a helper, or to a relayed ping.
 
         Returns the entry of a buried node that a helper reached for ``confirm``.
@@ -194,7 +199,7 @@ class Prober:
         if ack.target:
             self._vouched(ack, sender, probe, now_us)
         elif sender == probe.target:
-            self._answered(ack.seq, probe, lane, now_us)
+            self._answered(ack, probe, lane, now_us, arrived_us)
         else:
             self._ground.reject(sender, "foreign_ack")
         return None
@@ -261,19 +266,19 @@ class Prober:
             self.worse()
         self._judge.accuse(entry, probe.sent_us, now_us)
 
-    def _answered(self, seq: int, probe: Probe, lane: Lane, now_us: int) -> None:
-        self._end(seq)
+    def _answered(self, ack: Ack, probe: Probe, lane: Lane, now_us: int, arrived_us: int) -> None:
+        self._end(ack.seq)
         self.health = max(0, self.health - 1)
         target = probe.target
         if lane == "datagram":
             self._misses.pop(target, None)
             self._retry_us.pop(target, None)
-            self._measured(target, now_us - probe.sent_us, now_us)
+            self._measured(target, arrived_us - ack.held_us - probe.sent_us, now_us)
             return
         sent_us = probe.sent_us if probe.stream_sent_us is None else probe.stream_sent_us
         if probe.lane == "stream" or probe.stream_sent_us is None:
             # Datagrams are blocked or were never possible here: the stream is the path, and its minimum is honest.
-            self._measured(target, now_us - sent_us, now_us)
+            self._measured(target, arrived_us - ack.held_us - sent_us, now_us)
         misses = self._misses[target] = self._misses.get(target, 0) + 1
         if misses >= DATAGRAM_MISSES and target not in self._retry_us:
             self._retry_us[target] = now_us + DATAGRAM_RETRY_US

@@ -143,19 +143,18 @@ class QuicTransport:
                 router.close()
                 self._router = None
 
-    def dial(self, address: str, expect: NodeId | None = None) -> None:
+    def dial(self, address: str, expect: NodeId | None = None, *, beside: bool = False) -> None:
         """See ``Transport.dial``. Fails with reason ``address`` while ``run`` has not bound."""
+        if beside and expect is not None:
+            if self._dialler is not None and self.table.may_try(expect, address):
+                self._dialler.explore(address, expect)
+            return
         if self.table.knows_way(address, expect):
             return
         if self._dialler is None:
             self.table.emit(DialFailed(address, "address"))
         else:
             self._dialler.dial(address, expect)
-
-    def explore(self, peer: NodeId, address: str) -> None:
-        """See ``Transport.explore``."""
-        if self._dialler is not None and self.table.may_try(peer, address):
-            self._dialler.explore(address, peer)
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""

@@ -108,9 +108,12 @@ class MemoryTransport:
         self.table.close_all("closed")
         self.network.nodes.pop(self.address, None)
 
-    def dial(self, address: str, expect: NodeId | None = None) -> None:
+    def dial(self, address: str, expect: NodeId | None = None, *, beside: bool = False) -> None:
         """See ``Transport.dial``."""
-        if not self.table.knows_way(address, expect):
+        if beside and expect is not None:
+            if self.table.may_try(expect, address):
+                self._connect(address, expect, trial=True)
+        elif not self.table.knows_way(address, expect):
             self._connect(address, expect)
 
     def _connect(self, address: str, expect: NodeId | None, *, trial: bool = False) -> None:
@@ -121,11 +124,6 @@ class MemoryTransport:
         if expect is not None and trial:
             self.table.trials.begin(expect, session)
         self.network.carry(self.address, address, 1_200, lambda: self._arrive(near, address), lossy=False)
-
-    def explore(self, peer: NodeId, address: str) -> None:
-        """See ``Transport.explore``."""
-        if self.table.may_try(peer, address):
-            self._connect(address, peer, trial=True)
 
     def send(self, peer: NodeId, message: Message, lane: Lane) -> bool:
         """See ``Transport.send``."""
@@ -193,6 +191,11 @@ class MemoryCarrier:
     def interface(self) -> str:
         """There is none."""
         return ""
+
+    @property
+    def late_us(self) -> int:
+        """Not known here."""
+        return 0
 
     @property
     def datagrams(self) -> bool:

@@ -68,6 +68,7 @@ class Router:
         self._udp: UdpSocket | None = None
         self._arrival: Arrival | None = None
         """Of the packet that is being handled."""
+        self._late_us = 0
 
     # ---- socket -----------------------------------------------------------------------------------------------------
 
@@ -113,11 +114,11 @@ class Router:
         carrier = self._carriers.get(header.destination_cid) or self._begin(header, packet, addr)
         if carrier is not None:
             if self._arrival is not None:
-                carrier.arrived(self._arrival.interface)
+                carrier.arrived(self._arrival.interface, self._late_us)
             carrier.datagram_received(packet, addr)
 
-    def _packet(self, data: bytes, address: SocketAddress, arrival: Arrival | None) -> None:
-        self._arrival = arrival
+    def _packet(self, data: bytes, address: SocketAddress, arrival: Arrival | None, late_us: int) -> None:
+        self._arrival, self._late_us = arrival, late_us
         self.datagram_received(data, address)
         self._arrival = None
 

@@ -1,10 +1,13 @@
-"""The UDP socket of the control lane: where each packet came in, and answers that leave from there.
+"""The UDP socket of the control lane: where and when each packet came in, and answers that leave from there.
 
 A machine with a cable and Wi-Fi has two addresses. A socket bound to all of them answers from whichever the routing table
 prefers, and a QUIC peer drops an answer that comes from another address than it dialled. So every packet carries the
 local address and interface it came by (``IP_PKTINFO``), and what is sent back to a peer that dialled leaves from there.
 What this node dialled itself follows the routing table: when a cable is pulled, the next packet takes the way that is
 left, and the peer follows (QUIC path validation).
+
+The kernel also notes when a packet came (``SO_TIMESTAMPNS``). A process that shares two cores with an engine reads it
+milliseconds later, and a round trip measured by the process would be that of its scheduler.
 
 Elsewhere than on Linux nothing is known of arrivals, and answers leave as the system likes.
 """
@@ -13,6 +16,7 @@ import asyncio
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +31,12 @@ PACKETS_PER_TURN = 32
 ARRIVALS_MAX = 256
 _IP_PKTINFO = 8
 """Linux; Python names it from 3.14 on."""
-_CONTROL_BYTES = socket.CMSG_SPACE(20)
+_SO_TIMESTAMPNS = 35
+"""Linux, on every architecture that Python is built for by default; has no name in Python."""
+_CONTROL_BYTES = socket.CMSG_SPACE(20) + socket.CMSG_SPACE(16)
+_STAMP = struct.Struct("=qq")
+LATE_MAX_US = 1_000_000
+"""A packet that seems to have waited longer says that the wall clock was set meanwhile, or that the loop stood still."""
 _V4 = struct.Struct("=I4s4s")
 """struct in_pktinfo: interface, the local address that was used, the destination as the header has it."""
 _V6 = struct.Struct("=16sI")
@@ -44,7 +53,8 @@ class Arrival:
     answer: Control
 
 
-Take = Callable[[bytes, SocketAddress, Arrival | None], None]
+Take = Callable[[bytes, SocketAddress, Arrival | None, int], None]
+"""A packet, whose it is, where it came in, and how many microseconds ago."""
 
 
 class UdpSocket:
@@ -90,7 +100,13 @@ class UdpSocket:
                 data, control, _, address = self._socket.recvmsg(PACKET_MAX_BYTES, _CONTROL_BYTES)
             except OSError:  # nothing more, or ICMP said something that anybody can forge
                 return
-            self._take(data, address, self._arrival(control[0]) if control else None)
+            arrival, late_us = None, 0
+            for part in control:
+                if part[1] == _SO_TIMESTAMPNS and part[0] == socket.SOL_SOCKET:
+                    late_us = _late_us(part[2])
+                else:
+                    arrival = self._arrival(part)
+            self._take(data, address, arrival, late_us)
 
     def _arrival(self, control: Control) -> Arrival | None:
         known = self._arrivals.get(control)
@@ -119,6 +135,14 @@ def _read(control: Control) -> Arrival | None:
     return Arrival(interface, (level, kind, answer))
 
 
+def _late_us(stamp: bytes) -> int:
+    if len(stamp) != _STAMP.size:
+        return 0
+    seconds, nanoseconds = _STAMP.unpack(stamp)
+    late_us = (time.clock_gettime_ns(time.CLOCK_REALTIME) - seconds * 1_000_000_000 - nanoseconds) // 1_000
+    return late_us if 0 <= late_us <= LATE_MAX_US else 0
+
+
 def bind_udp(host: str, port: int) -> socket.socket:
     """A bound, non-blocking UDP socket; ``::`` takes IPv4 too. Raises ``AddressError`` in one line."""
     try:
@@ -134,6 +158,7 @@ def bind_udp(host: str, port: int) -> socket.socket:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         if sys.platform == "linux":
+            bound.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
             else:

@@ -70,7 +70,7 @@ def test_the_fast_address_is_found_beside_the_slow_one_and_the_connection_moves_
             alpha.transport.dial(f"127.0.0.1:{beta.transport.port}", beta.id)
             await alpha.until(PeerConnected)
             assert await round_trip_us(alpha, beta, 1) >= 18_000
-            alpha.transport.explore(beta.id, f"127.0.0.2:{beta.transport.port}")
+            alpha.transport.dial(f"127.0.0.2:{beta.transport.port}", beta.id, beside=True)
             moved = await alpha.until(PeerMoved)
             assert (moved.address, moved.path) == (f"127.0.0.2:{beta.transport.port}", "quic")
             assert await round_trip_us(alpha, beta, 2) < 18_000
@@ -79,7 +79,7 @@ def test_the_fast_address_is_found_beside_the_slow_one_and_the_connection_moves_
                 assert len(node.seen(PeerConnected)) == 1
                 assert node.seen(PeerDisconnected) == node.seen(DialFailed) == node.seen(Rejected) == []
             # Back to the slow one: tried, measured, left alone.
-            alpha.transport.explore(beta.id, f"127.0.0.1:{beta.transport.port}")
+            alpha.transport.dial(f"127.0.0.1:{beta.transport.port}", beta.id, beside=True)
             await eventually(lambda: len(alpha.transport.table._sessions) == 2)
             await eventually(lambda: len(alpha.transport.table._sessions) == 1)
             assert len(alpha.seen(PeerMoved)) == 1
@@ -101,7 +101,7 @@ def test_a_cable_that_turns_slow_is_left_for_the_other_address(tmp_path):
                 await asyncio.sleep(0.05)
             else:
                 pytest.fail("the changed shapes did not reach the living connection")
-            alpha.transport.explore(beta.id, f"127.0.0.1:{beta.transport.port}")
+            alpha.transport.dial(f"127.0.0.1:{beta.transport.port}", beta.id, beside=True)
             assert (await alpha.until(PeerMoved)).address == f"127.0.0.1:{beta.transport.port}"
             assert await round_trip_us(alpha, beta, 1_000) < 18_000
 

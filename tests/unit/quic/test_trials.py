@@ -53,7 +53,7 @@ def quiet(universe):
 def test_a_path_that_is_twice_as_fast_is_taken_by_both_ends_and_the_old_one_ends():
     universe = cabled()
     (one, two), (first, second) = universe.nodes, ids(universe)
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     universe.run(600_000)
     assert one.connected[second].address == two.address, "nothing moves before it was measured"
     universe.run(4_000_000)
@@ -73,7 +73,7 @@ def test_what_was_sent_on_the_old_path_before_the_move_still_arrives():
     universe = cabled(wifi_us=300_000)
     one, second = universe.nodes[0], ids(universe)[1]
     universe.run(2_000_000)
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     for seq in range(60):
         assert one.send(second, Ping(seq=seq), "stream")
         universe.run(100_000)
@@ -96,7 +96,7 @@ def test_a_path_that_is_not_really_better_changes_nothing(wifi_us, cable_us, why
     universe = cabled(wifi_us=wifi_us, cable_us=cable_us)
     one, two = universe.nodes
     before = one.table.peers[ids(universe)[1]]
-    one.explore(ids(universe)[1], "cable1:1")
+    one.dial("cable1:1", ids(universe)[1], beside=True)
     universe.run(6_000_000)
     assert one.table.peers[ids(universe)[1]] is before, why
     assert sessions(one) == sessions(two) == 1
@@ -107,11 +107,11 @@ def test_a_path_that_is_not_really_better_changes_nothing(wifi_us, cable_us, why
 def test_an_address_that_does_not_answer_is_nobodys_business():
     universe = cabled()
     one, second = universe.nodes[0], ids(universe)[1]
-    one.explore(second, "nowhere:1")
+    one.dial("nowhere:1", second, beside=True)
     universe.run(6_000_000)
     assert sessions(one) == 1
     assert universe.seen(0, DialFailed) == []
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     universe.run(6_000_000)
     assert universe.seen(0, PeerMoved), "and does not stand in the way of the next"
 
@@ -123,7 +123,7 @@ def test_when_both_try_at_once_one_connection_remains_and_both_ends_know_it(firs
     names = ids(universe)
     order = (first, 1 - first)
     for number in order:
-        universe.nodes[number].explore(names[1 - number], f"cable{1 - number}:1")
+        universe.nodes[number].dial(f"cable{1 - number}:1", names[1 - number], beside=True)
         universe.run(head_start_us)
     universe.run(8_000_000)
     one, two = universe.nodes
@@ -135,7 +135,7 @@ def test_when_both_try_at_once_one_connection_remains_and_both_ends_know_it(firs
 
 def test_a_lossy_path_is_not_taken_however_fast_it_is():
     universe = cabled(loss=0.9)
-    universe.nodes[0].explore(ids(universe)[1], "cable1:1")
+    universe.nodes[0].dial("cable1:1", ids(universe)[1], beside=True)
     universe.run(8_000_000)
     assert universe.seen(0, PeerMoved) == []
     quiet(universe)
@@ -145,7 +145,7 @@ def test_a_trial_whose_standing_connection_is_lost_ends_with_it_and_is_not_mista
     universe = cabled()
     one, two = universe.nodes
     first, second = ids(universe)
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     universe.run(800_000)
     assert [session.state for session in one.table._sessions].count(State.TRIAL) == 1
     one.close(second, "closed")
@@ -159,7 +159,7 @@ def test_a_move_whose_agreement_is_lost_with_the_old_connection_is_still_a_move(
     universe = cabled()
     one, two = universe.nodes
     first, second = ids(universe)
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     real = two.table.trials._promote
 
     def silently(session):
@@ -191,7 +191,7 @@ def test_nobody_can_make_a_connection_count_that_was_not_on_trial():
 def test_nothing_but_echoes_is_taken_from_a_path_on_trial():
     universe = cabled()
     one, second = universe.nodes[0], ids(universe)[1]
-    one.explore(second, "cable1:1")
+    one.dial("cable1:1", second, beside=True)
     universe.run(300_000)
     (trial,) = (session for session in one.table._sessions if session.state is State.TRIAL)
     assert trial.send(Ping(seq=99), "stream")
