@@ -118,7 +118,7 @@ def figures(current: Plan, candidate: Plan) -> tuple[int, int]:
 def migration_cost_us(
     assignment: AssignmentSettings,
     *,
-    current: Plan,
+    current: Plan | None,
     candidate: Plan,
     missing_bytes: Mapping[NodeId, int],
     break_first: bool,
@@ -126,9 +126,9 @@ def migration_cost_us(
 ) -> int:
     """Bytes to fetch and load on the slowest node, the caches to rebuild, and the stall while nothing serves.
 
-    ``reloads``: nodes whose engines load even an unchanged range anew.
+    ``reloads``: nodes whose engines load even an unchanged range anew. Without a ``current`` plan everything is loaded.
     """
-    kept = kept_stages(current, candidate, reloads)
+    kept = frozenset[str]() if current is None else kept_stages(current, candidate, reloads)
     load_us = 0
     for stage in candidate.stages:
         if stage.node_id in kept:

@@ -16,7 +16,7 @@ from coordinator.assignment.running import RunningPlan
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import LockedTopology, PlanningProblem
-from coordinator.replan import Observation, Verdict, damped, judge, kept_stages
+from coordinator.replan import Observation, Verdict, damped, judge, kept_stages, migration_cost_us
 from protocol.ids import NodeId, Slot
 
 Need = Literal["initial", "broken", "changed", "rollback"]
@@ -32,6 +32,8 @@ class Conclusion:
     current: Plan | None = None
     """The running split as priced today."""
     moved_by_timing: bool = False
+    fallback: bool = False
+    """Fewer nodes than wanted: with those there is no plan."""
 
 
 def timeless_hash(problem: PlanningProblem) -> str:
@@ -101,7 +103,7 @@ class PlanningRound:
 
     def _without_rival(self, candidate: Plan | PlanRefused) -> Conclusion | list[ComputePlan]:
         if isinstance(candidate, Plan):
-            return Conclusion(plan=candidate)
+            return Conclusion(plan=candidate, fallback="fallback" in self._answers)
         request = self.problem.request
         if request.minimum_nodes > 1 and request.locked is None and "fallback" not in self._answers:
             return [self._ask("fallback", replace(self.problem, request=replace(request, minimum_nodes=1)))]
@@ -166,6 +168,17 @@ class Judgement:
     rejected: frozenset[str]
     reloads: frozenset[NodeId] = frozenset()
     """Nodes whose engines load even an unchanged range anew."""
+
+    def cost_us(self, current: Plan | None, candidate: Plan) -> int:
+        """What the migration takes."""
+        return migration_cost_us(
+            self.assignment,
+            current=current,
+            candidate=candidate,
+            missing_bytes=self.missing_bytes,
+            break_first=current is not None and _break_first(current, candidate, self.reloads),
+            reloads=self.reloads,
+        )
 
     def compare(self, current: Plan, candidate: Plan) -> Verdict:
         """``judge`` with the memory question answered from the plans themselves."""

@@ -18,6 +18,7 @@ from typing import Final
 
 from coordinator.assignment.attempt import Attempt, AttemptFailed
 from coordinator.assignment.culprits import Culprits
+from coordinator.assignment.decisions import placing
 from coordinator.assignment.effects import (
     Decided,
     Decision,
@@ -84,6 +85,7 @@ class SlotCoordinator:
         self._term_persisted = False
         self._attempt_since_us = 0
         self._attempt_round_hash = ""
+        self._begun: Decision | None = None  # behind the attempt in flight
         self._planned_timeless = ""
         self._refused_hash = ""
         self._deferred = False
@@ -91,8 +93,7 @@ class SlotCoordinator:
         self._recheck_at_us: int | None = None
         self._check_at_us = 0
         self._measured: Final = Measured()
-        self._kept = ""
-        """What was last said about keeping the plan; said again only when it changes."""
+        self._kept = ""  # what was last said about keeping the plan; said again only when it changes
 
     # ------------------------------------------------------------------ what others read
 
@@ -113,14 +114,12 @@ class SlotCoordinator:
 
     def held_bytes(self) -> dict[NodeId, int]:
         """What this slot's plan, or the one being placed, needs per node."""
-        held: dict[NodeId, int] = {}
-        if self.running is not None:
-            for stage in self.running.stages:
-                held[stage.node_id] = stage.required_bytes
-        if self.attempt is not None:
-            for planned in self.attempt.plan.stages:
-                node_id = NodeId(planned.node_id)
-                held[node_id] = max(held.get(node_id, 0), planned.required_bytes)
+        serves = () if self.running is None else self.running.stages
+        begun = () if self.attempt is None else self.attempt.plan.stages
+        held = {stage.node_id: stage.required_bytes for stage in serves}
+        for stage in begun:
+            node_id = NodeId(stage.node_id)
+            held[node_id] = max(held.get(node_id, 0), stage.required_bytes)
         return held
 
     # ------------------------------------------------------------------ inputs
@@ -152,17 +151,7 @@ class SlotCoordinator:
         """The planner's answer; ignored when the round it belongs to is over."""
         if self.round is None or not self.round.owns(request_id):
             return []
-        now_us, running = moment.now_us, self.running
-        judgement = Judgement(
-            replan=self.settings.replan,
-            assignment=self.settings.assignment,
-            active_for_us=0 if running is None else now_us - running.active_since_us,
-            observed=self._measured.of(running, now_us),
-            missing_bytes={NodeId(node.node_id): node.missing_bytes or 0 for node in self.round.problem.participants},
-            rejected=frozenset(self._rejected),
-            reloads=frozenset(node_id for node_id, member in moment.view.members.items() if not member.row.keeps_loads),
-        )
-        answer = self.round.on_planned(request_id, result, judge_with=judgement)
+        answer = self.round.on_planned(request_id, result, judge_with=self._judgement(self.round, moment))
         if not isinstance(answer, Conclusion):
             return list(answer)
         concluded, self.round = self.round, None
@@ -192,22 +181,18 @@ class SlotCoordinator:
         """Measured speed and traffic of the running plan; far too slow is raised once per plan."""
         running = self.running
         text = self._measured.take(running, observed, moment.view, moment.now_us)
-        if text is None or running is None:
+        if text is None:
             return []
-        return [self._decided(moment, "measured_far_below_predicted", text, old=running.plan_hash)]
+        return [self._decided(moment, "measured_far_below_predicted", text)]
 
     def withdraw(self, reason: str, moment: Moment) -> list[Effect]:
         """Stop serving everywhere: not wanted any more, or broken for too long."""
-        effects: list[Effect] = []
-        if self.attempt is not None:
-            effects += self.attempt.give_up(reason, moment.now_us)
-        self.attempt, self.round = None, None
-        running = self.running
+        effects, running = self._give_up(reason, moment.now_us), self.running
         if running is not None:
             effects += self.watch.route(None, running)
             effects += retire_all(running, self._campaign.claim(), reason)
             effects.append(Publish(self.spec.slot, running.ballot, running.ballot.term, "withdrawn", None))
-            effects.append(self._decided(moment, "withdrawn", reason, old=running.plan_hash))
+            effects.append(self._decided(moment, "withdrawn", reason))
             self.withdrawn = True
         self.watch.replace(None)
         return effects
@@ -227,14 +212,19 @@ class SlotCoordinator:
         return min((moment for moment in due if moment > now_us), default=None)
 
     def _stand_by(self, moment: Moment) -> list[Effect]:
-        effects: list[Effect] = []
-        if self.attempt is not None:
-            effects = self.attempt.give_up("another node coordinates", moment.now_us)
-        self.attempt, self.round, self._deferred = None, None, False
+        effects = self._give_up("another node coordinates", moment.now_us)
+        self._deferred = False
         self.watch.mirror(self.spec, moment)
         return effects
 
     # ------------------------------------------------------------------ the attempt
+
+    def _give_up(self, reason: str, now_us: int) -> list[Effect]:
+        """Stop planning and migrating."""
+        attempt, self.attempt, self.round = self.attempt, None, None
+        if attempt is None:
+            return []
+        return [*attempt.give_up(reason, now_us), self._ended("attempt_failed", reason, now_us)]
 
     def _drive(self, moment: Moment) -> list[Effect]:
         if self.attempt is None:
@@ -244,9 +234,8 @@ class SlotCoordinator:
                 return []
             self.attempt = None
             self._campaign.refused(moment.now_us, contested=False)
-            return [self._decided(moment, "attempt_failed", "the term could not be written")]
-        effects = self.attempt.on_view(moment.view, moment.now_us)
-        effects += self.attempt.on_timer(moment.now_us)
+            return [self._ended("attempt_failed", "the term could not be written", moment.now_us)]
+        effects = self.attempt.on_view(moment.view, moment.now_us) + self.attempt.on_timer(moment.now_us)
         return effects + self._after_attempt(moment)
 
     def _after_attempt(self, moment: Moment) -> list[Effect]:
@@ -255,15 +244,15 @@ class SlotCoordinator:
             return []
         self.attempt = None
         if isinstance(attempt.outcome, AttemptFailed):
-            return self._failed(attempt, attempt.outcome, moment)
+            return self._failed(attempt.outcome, moment)
         return self._activated(attempt.outcome, moment)
 
-    def _failed(self, attempt: Attempt, failed: AttemptFailed, moment: Moment) -> list[Effect]:
+    def _failed(self, failed: AttemptFailed, moment: Moment) -> list[Effect]:
         for node_id in failed.culprits:
             self.culprits.blame(node_id, failed.reason, moment.now_us)
         self._campaign.learn(failed.learned_term)
         self._campaign.refused(moment.now_us, failed.retry_after_us, contested=failed.contested)
-        return [self._decided(moment, "attempt_failed", failed.reason, new=attempt.plan.plan_hash)]
+        return [self._ended("attempt_failed", failed.reason, moment.now_us)]
 
     def _activated(self, outcome: RunningPlan, moment: Moment) -> list[Effect]:
         old, self._check_at_us = self.running, 0
@@ -275,8 +264,7 @@ class SlotCoordinator:
             self.culprits.absolve(node_id)
         effects: list[Effect] = [] if old is None else retire_left_out(old, outcome)
         effects.append(Publish(self.spec.slot, outcome.ballot, outcome.ballot.term, "serving", outcome.plan))
-        old_hash = "" if old is None else old.plan_hash
-        return [*effects, self._decided(moment, "activated", "every stage serves", old=old_hash, new=outcome.plan_hash)]
+        return [*effects, self._ended("activated", "every stage serves", moment.now_us)]
 
     def _follow_health(self, moment: Moment) -> list[Effect]:
         """Blame what failed in a live process; withdraw what has been broken for too long."""
@@ -337,6 +325,18 @@ class SlotCoordinator:
         )
         return list(self.round.start())
 
+    def _judgement(self, planning: PlanningRound, moment: Moment) -> Judgement:
+        now_us, running = moment.now_us, self.running
+        return Judgement(
+            replan=self.settings.replan,
+            assignment=self.settings.assignment,
+            active_for_us=0 if running is None else now_us - running.active_since_us,
+            observed=self._measured.of(running, now_us),
+            missing_bytes={NodeId(node.node_id): node.missing_bytes or 0 for node in planning.problem.participants},
+            rejected=frozenset(self._rejected),
+            reloads=frozenset(each.node_id for each in moment.view.members.values() if not each.row.keeps_loads),
+        )
+
     def _conclude(self, concluded: PlanningRound, answer: Conclusion, moment: Moment) -> list[Effect]:
         now_us = moment.now_us
         if answer.current is not None and self.running is not None:
@@ -366,7 +366,7 @@ class SlotCoordinator:
     def _place(self, concluded: PlanningRound, answer: Conclusion, plan: Plan, moment: Moment) -> list[Effect]:
         if any(NodeId(stage.node_id) not in moment.plannable for stage in plan.stages):
             return []  # the view moved on while the planner was at work; the next step starts another round
-        running, verdict = self.running, answer.verdict
+        running = self.running
         if concluded.need == "rollback" and running is not None:
             self._rejected.add(running.plan_hash)
         self.attempt = self.attempt_type(
@@ -382,17 +382,18 @@ class SlotCoordinator:
         self._term_persisted, self._attempt_since_us = False, moment.now_us
         self._attempt_round_hash = concluded.participant_hash
         self._planned_timeless = timeless_hash(concluded.problem)
-        decision = Decision(
-            moment.now_us,
-            self.spec.slot,
-            "rolled_back" if concluded.need == "rollback" else "planned",
-            concluded.need,
-            "" if running is None else running.plan_hash,
-            plan.plan_hash,
-            None if verdict is None else verdict.gain_us,
-            None if verdict is None else verdict.cost_us,
-        )
-        return [PersistTerm(self.attempt.ballot.term), Decided(decision)]
+        self._begun = placing(
+            self.spec.slot, concluded, answer, plan,
+            running=running, judgement=self._judgement(concluded, moment), now_us=moment.now_us,
+        )  # fmt: skip
+        return [PersistTerm(self.attempt.ballot.term), Decided(self._begun)]
 
-    def _decided(self, moment: Moment, kind: DecisionKind, reason: str, *, old: str = "", new: str = "") -> Decided:
-        return Decided(Decision(moment.now_us, self.spec.slot, kind, reason, old, new))
+    def _ended(self, kind: DecisionKind, reason: str, now_us: int) -> Decided:
+        """What became of the attempt that was begun."""
+        assert self._begun is not None
+        return Decided(replace(self._begun, at_us=now_us, kind=kind, reason=reason))
+
+    def _decided(self, moment: Moment, kind: DecisionKind, reason: str) -> Decided:
+        """About the running plan, if there is one."""
+        old = "" if self.running is None else self.running.plan_hash
+        return Decided(Decision(moment.now_us, self.spec.slot, kind, reason, old))
