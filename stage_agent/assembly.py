@@ -25,12 +25,14 @@ from stage_agent.artifacts.events import told
 from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
+from stage_agent.graves import Graves, kept_tombstones
 from stage_agent.journal import Journal
 from stage_agent.library import LocalModel, ModelLibrary
 from stage_agent.mesh_book import MeshBook
 from stage_agent.mesh_events import MeshEvents
 from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
+from stage_agent.own_process import OwnProcess
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
 from stage_agent.runtimes.factory import keeps_loads
 from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
@@ -127,9 +129,12 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         ),
         tasks=tasks,
         planner_pool=pool,
+        remember=events.remember,
     )
     admittance = Admittance(prepared.identity, driver, switches, tasks)
-    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance)
+    own_process = OwnProcess(driver, switches, transport.table.outrank)
+    graves = Graves(prepared.store, prepared.journal, membership.tombstones)
+    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance, own_process, graves)
     transport.on_bulk = events.on_bulk
     return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events, admittance)
 
@@ -149,6 +154,7 @@ def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
         is_admitted=prepared.book.book.__contains__,
         now_us=monotonic_us(),
         seeds=tuple(prepared.book.seeds),
+        tombstones=kept_tombstones(prepared.store),
         is_shaped=conditioner.is_shaped,
     )
 

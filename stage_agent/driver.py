@@ -90,6 +90,7 @@ class Driver:
     publish_row: Callable[[int], list[told.Effect]]
     tasks: asyncio.TaskGroup
     planner_pool: ThreadPoolExecutor
+    remember: Callable[[told.MemberChanged | told.Conflict], None] = lambda _: None
     published: PublishedPlans = field(default_factory=PublishedPlans)
     _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
@@ -140,12 +141,14 @@ class Driver:
         if self._dirty_us is None:
             self._dirty_us = monotonic_us() + REFRESH_US
 
-    def on_message(self, peer: NodeId, message: Message, lane: told.Lane) -> None:
+    def on_message(self, peer: NodeId, message: Message, lane: told.Lane, arrived_us: int | None = None) -> None:
         """A valid message from an admitted peer (or, for ballots, from this node itself)."""
         now_us = monotonic_us()
         match message:
             case Ping() | Ack() | PingRequest() | GossipPush() | DigestRequest() | RowRequest():
-                self.carry_membership(self.membership.on_message(peer, message, now_us, lane=lane))
+                self.carry_membership(
+                    self.membership.on_message(peer, message, now_us, lane=lane, arrived_us=arrived_us)
+                )
             case Prepare() | Stage() | Activate() | Abort() | Retire() | Keepalive():
                 self.carry_stage(self.agent.on_message(peer, message, now_us))
             case Promise() | Nack() | StageProgress() | Ready() | Active():
@@ -276,13 +279,14 @@ class Driver:
             match effect:
                 case told.Send(peer, message, lane):
                     self.transport.send(peer, message, lane)
-                case told.Dial():
-                    self._dial(effect)
+                case told.Dial(peer, address, purpose):
+                    self.transport.dial(address, peer, beside=purpose == "explore")
                 case told.CloseConnection(peer, reason):
                     self.transport.close(peer, reason if reason in {"revoked", "superseded", "duplicate"} else "closed")
                 case told.MemberChanged(node_id, _, new):
                     self.narrator.member(effect)
                     self.members_changed()
+                    self.remember(effect)
                     self._greet(node_id, new)
                 case told.AdmissionLearned(admission):
                     if self.book.learn(admission):
@@ -291,6 +295,7 @@ class Driver:
                     self.journal.rejected[reason] += 1
                 case told.Conflict():
                     self.narrator.conflict(effect)
+                    self.remember(effect)
                     self.members_changed()
                 case _:
                     assert_never(effect)
@@ -352,12 +357,6 @@ class Driver:
                     self.narrator.decision(decision)
                 case _:
                     assert_never(effect)
-
-    def _dial(self, wanted: told.Dial) -> None:
-        if wanted.purpose == "explore" and wanted.peer is not None:
-            self.transport.explore(wanted.peer, wanted.address)
-        else:
-            self.transport.dial(wanted.address, wanted.peer)
 
     def _send(self, peer: NodeId, message: Message) -> None:
         if peer == self.node_id:

@@ -5,7 +5,9 @@ from typing import assert_never
 
 from protocol.errors import WireError
 from protocol.ids import NodeId
+from protocol.membership import effects
 from protocol.membership.core import Membership
+from protocol.messages import IdentityContested
 from protocol.quic import interface as seen
 from protocol.quic.bulk import BulkReader, BulkWriter
 from stage_agent.admittance import Admittance
@@ -13,8 +15,10 @@ from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.artifacts.wire import ARTIFACT_KIND
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
+from stage_agent.graves import Graves
 from stage_agent.journal import Journal
 from stage_agent.mesh_book import MeshBook
+from stage_agent.own_process import OwnProcess
 from stage_agent.path_watch import PathWatch
 from stage_agent.probes.lag import OVERLOADED_US
 from stage_agent.stage.agent import StageAgent
@@ -44,6 +48,8 @@ class MeshEvents:
         tunnels: Tunnels,
         artifacts: NodeArtifacts,
         admittance: Admittance,
+        own_process: OwnProcess,
+        graves: Graves,
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -55,6 +61,8 @@ class MeshEvents:
         self._tunnels = tunnels
         self._artifacts = artifacts
         self._admittance = admittance
+        self._own_process = own_process
+        self._graves = graves
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
@@ -65,6 +73,19 @@ class MeshEvents:
         while True:
             await asyncio.sleep(LOOK_S)
             self._driver.post(self.paths.look)
+            self._graves.keep(monotonic_us())
+
+    def remember(self, effect: effects.MemberChanged | effects.Conflict) -> None:
+        """What the membership core says and the state directory must know at the next start."""
+        match effect:
+            case effects.MemberChanged():
+                self._graves.changed(monotonic_us())
+            case effects.Conflict(node_id, boot_counter) if node_id == self._driver.node_id:
+                self._own_process.outranked(boot_counter)
+
+    def settle(self) -> None:
+        """The daemon ends: keep what is not kept yet."""
+        self._graves.keep(monotonic_us(), spacing_us=0)
 
     def on_loop_lag(self, late_us: int) -> None:
         """The loop was late: nobody may be accused for that time, and a stall of more than a second costs connections."""
@@ -97,8 +118,10 @@ class MeshEvents:
     def _take(self, event: seen.TransportEvent) -> None:  # noqa: C901, PLR0912 - one case an event
         driver, membership, now_us = self._driver, self._membership, monotonic_us()
         match event:
-            case seen.MessageReceived(peer, message, lane):
-                driver.on_message(peer, message, lane)
+            case seen.MessageReceived(peer, IdentityContested() as message):
+                self._own_process.contested(peer, message)
+            case seen.MessageReceived(peer, message, lane, _, arrived_us):
+                driver.on_message(peer, message, lane, arrived_us)
             case seen.PeerConnected(peer, address, _, path, interface):
                 self._addresses[peer] = address
                 self._journal.tell("peer_connected", f"connected to {event.hello.name} at {address}", node_id=peer)
@@ -119,6 +142,7 @@ class MeshEvents:
                 self.paths.disconnected(peer)
                 driver.carry_membership(membership.on_disconnected(peer, now_us))
                 driver.members_changed()
+                self._own_process.cut_off(reason, self._addresses.get(peer, ""))
             case seen.PeerMoved(peer, address, path, interface):
                 self._addresses[peer] = address
                 self.paths.moved(event)
@@ -129,14 +153,16 @@ class MeshEvents:
             case seen.DialFailed(address, reason):
                 self._journal.tell("dial_failed", f"no connection to {address} ({reason})", "debug")
                 driver.carry_membership(membership.on_dial_failed(address, now_us))
+                if reason == "older_boot":
+                    self._own_process.cut_off(reason, address)
             case seen.Rejected(reason, address):
                 self._journal.tell(
                     "connection_refused", f"refused a connection from {address} ({reason})", "warning", reason=reason
                 )
-            case seen.IdentityConflict(peer):
-                text = f"two live processes use the identity of {driver.narrator.name_of(peer)}: stop one of them"
-                self._journal.tell("identity_conflict", text, "error", node_id=peer)
-                driver.carry_membership(membership.on_conflict(peer, now_us))
+            case seen.IdentityConflict(_, _, address, turned_away=True):
+                self._own_process.turned_away(address)
+            case seen.IdentityConflict(peer, instances, address):
+                self._own_process.shared(peer, instances[-1], address)
             case seen.AdmissionsLearned(admissions):
                 self._book.save()
                 for admission in admissions:

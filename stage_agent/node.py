@@ -233,6 +233,7 @@ async def _say_goodbye(node: Assembled, switches: Switches) -> None:
     await asyncio.sleep(GOODBYE_S)
     await node.runner.close()
     node.artifacts.close()
+    node.events.settle()
 
 
 async def _listening(started: asyncio.Event, transport: asyncio.Task[None]) -> None:

@@ -13,6 +13,7 @@ from protocol.errors import StateError
 from protocol.ids import NodeId
 from protocol.orders import OperatorOrder
 from stage_agent.clock import monotonic_us, wall_text
+from stage_agent.graves import GRAVES_SPACE
 from stage_agent.orders import MAX_AGE_US, Orders
 from stage_agent.state.store import StateStore
 
@@ -64,7 +65,7 @@ def is_drained(store: StateStore) -> bool:
 
 def forget_said(store: StateStore) -> None:
     """This node has left its mesh: what was said there counts in no other. Raises ``StateError``."""
-    for space in (ORDERS_SPACE, SERVED_SPACE, CONFIGURED_SPACE, DRAIN_SPACE):
+    for space in (ORDERS_SPACE, SERVED_SPACE, CONFIGURED_SPACE, DRAIN_SPACE, GRAVES_SPACE):
         for key in store.documents(space):
             store.remove(space, key)
 

@@ -39,7 +39,7 @@ class Exchange:
         gossip = Gossip(rows=(self._own.signed,), accusations=accused)
         ground.send(peer, GossipPush(gossip=gossip), "stream")
         if fresh and (ground.everyone_connects or ground.node_id < peer):
-            ground.send(peer, self._records.digest(), "stream")
+            ground.send(peer, self._records.digest(peer), "stream")
 
     def knock(self, entry: Entry, now_us: int) -> None:
         """A dead node is connected: perhaps a cut has healed under the connection. Say who is here and what is believed."""
@@ -89,7 +89,8 @@ class Exchange:
         interval_us = ground.settings.anti_entropy_interval_us
         ground.timers.set("sync", "", now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5))
         if ground.connections:
-            ground.send(ground.random.choice(list(ground.connections)), self._records.digest(), "stream")
+            peer = ground.random.choice(list(ground.connections))
+            ground.send(peer, self._records.digest(peer), "stream")
 
     def goodbye(self, now_us: int) -> None:
         """The last row, straight to everybody connected."""

@@ -103,6 +103,11 @@ class OwnRow:
         self.issued_us = now_us
         return self.signed
 
+    def outrank(self, boot_counter: int) -> None:
+        """Rows are numbered by this boot counter from now on; a lower one changes nothing."""
+        self._boot_counter = max(self._boot_counter, boot_counter)
+        self.refutation = None
+
     def raise_incarnation(self, now_us: int) -> Refutation | None:
         """Answer an accusation of the present incarnation; ``None`` if it was raised a moment ago."""
         if now_us - self._raised_us < REFUTE_SPACING_US:

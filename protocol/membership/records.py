@@ -134,9 +134,15 @@ class Records:
 
     # -- digests ----------------------------------------------------------------------------------------------------
 
-    def digest(self, *, reply: bool = False) -> DigestRequest:
-        """Everything known here, own row and admissions included."""
-        lines = [entry.digest_line() for entry in self._ground.table]
+    def digest(self, peer: NodeId, *, reply: bool = False) -> DigestRequest:
+        """Everything known here, own row and admissions included; and that ``peer`` was buried before this node began.
+
+        It must answer that with a higher row, or it would not be let in before it happens to issue one.
+        """
+        table = self._ground.table
+        lines = [entry.digest_line() for entry in table]
+        if peer not in table and (floor := table.floor(peer)) is not None:
+            lines.append(RowVersion(node_id=peer, boot_counter=floor[0], seq=floor[1], dead=True))
         if self._own.signed is not None:
             boot_counter, seq = self._own.version
             lines.append(RowVersion(node_id=self._ground.node_id, boot_counter=boot_counter, seq=seq))
@@ -161,10 +167,11 @@ class Records:
         if accusations:
             ground.send(sender, GossipPush(gossip=Gossip(accusations=tuple(accusations[:64]))), "stream")
         self._send_rows(sender, rows)
-        asked = [node_id for line in digest.rows if (node_id := self.on_version(line, sender, now_us)) is not None]
+        news = [line for line in digest.rows if not ground.table.agrees(line)]
+        asked = [node_id for line in news if (node_id := self.on_version(line, sender, now_us)) is not None]
         self.ask(sender, asked)
         if self.admissions.exchange(sender, digest) and not digest.reply:
-            ground.send(sender, self.digest(reply=True), "stream")
+            ground.send(sender, self.digest(sender, reply=True), "stream")
         return mine is not None and mine.dead and mine.boot_counter == self._own.boot_counter
 
     # -- admissions -------------------------------------------------------------------------------------------------
