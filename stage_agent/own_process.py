@@ -71,18 +71,27 @@ class OwnProcess:
 
     def contested(self, peer: NodeId, message: IdentityContested) -> None:
         """A peer turned another process of this identity away."""
-        now_us = monotonic_us()
-        self.driver.carry_membership(self.driver.membership.on_conflict(self.driver.node_id, now_us))
-        if self._said_us is not None and now_us - self._said_us < SAID_AGAIN_US:
-            return
-        self._said_us = now_us
-        name = self.driver.narrator.name_of(peer)
+        driver = self.driver
+        name = driver.narrator.name_of(peer)
         text = (
             f"{name} turned away another living process with this node's identity, at {message.address}: stop that copy"
         )
-        self.driver.journal.tell(
-            "identity_conflict", text, "error", node_id=self.driver.node_id, address=message.address
-        )
+        self._conflict(driver.node_id, text, message.address)
+
+    def shared(self, peer: NodeId, instance: Instance, address: str) -> None:
+        """Two living processes use the identity of ``peer``; that at ``address`` was turned away here."""
+        driver = self.driver
+        name = "this very node" if peer == driver.node_id else driver.narrator.name_of(peer)
+        self._conflict(peer, f"two living processes use the identity of {name}: stop that at {address}", address)
+        driver.transport.send(peer, IdentityContested(instance=instance, address=address), "stream")
+
+    def _conflict(self, node_id: NodeId, text: str, address: str) -> None:
+        """Not plannable for a while; said once a minute."""
+        now_us, driver = monotonic_us(), self.driver
+        driver.carry_membership(driver.membership.on_conflict(node_id, now_us))
+        if now_us - self._said_us.get(node_id, -SAID_AGAIN_US) >= SAID_AGAIN_US:
+            self._said_us[node_id] = now_us
+            driver.journal.tell("identity_conflict", text, "error", node_id=node_id, address=address)
 
     def _outrank(self, boot_counter: int, why: str) -> None:
         now_us, driver = monotonic_us(), self.driver
