@@ -81,7 +81,7 @@ class Narrator:
             "gain_us": decision.gain_us,
             "cost_us": decision.cost_us,
         }
-        self._journal.tell(f"plan_{decision.kind}", self.spoken(decision.reason), **fields)
+        self._journal.tell(f"plan_{decision.kind}", f"{self.spoken(decision.reason)}{_stakes(decision)}", **fields)
 
     def reply(self, message: BallotReply) -> None:
         """What this agent answered a coordinator."""
@@ -98,3 +98,18 @@ class Narrator:
                 self._journal.assignments["refused"] += 1
             case StageProgress():
                 pass
+
+
+def _stakes(decision: Decision) -> str:
+    """From which plan to which, what it gains and what it costs, as far as that is known."""
+    parts: list[str] = []
+    old, new = decision.old_plan[:8], decision.new_plan[:8]
+    if new and new != old:
+        parts.append(f"plan {old} → {new}" if old else f"plan {new}")
+    elif old:
+        parts.append(f"plan {old}")
+    if decision.gain_us:
+        parts.append(f"gains {decision.gain_us / 1000:.1f} ms a token")
+    if decision.cost_us:
+        parts.append(f"moving costs {decision.cost_us / 1e6:.1f} s")
+    return f" ({', '.join(parts)})" if parts else ""

@@ -4,7 +4,7 @@ A coordinator that slept through its own replacement must not harm what came aft
 leaves alone until its rows have shown for a while that it is no plan.
 """
 
-from coordinator.assignment.effects import Effect, Send
+from coordinator.assignment.effects import Decided, Decision, Effect, Send
 from coordinator.assignment.running import RunningPlan
 from coordinator.view import ClusterView
 from protocol.ballots import Abort, Keepalive, Retire
@@ -43,6 +43,8 @@ class Strays:
     """
 
     def __init__(self) -> None:
+        self._told: set[tuple[NodeId, PlanEpoch]] = set()
+        """Retirements are repeated until rows show them, recorded once."""
         self._seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
 
     def clear(
@@ -60,12 +62,21 @@ class Strays:
                 seen_us[node_id, active] = since = self._seen_us.get((node_id, active), now_us)
                 if (running is not None and active < running.ballot) or now_us - since >= STRAY_GRACE_US:
                     effects.append(_retire(slot, active, node_id, claim, "not part of the plan"))
+                    if (node_id, active) not in self._told:
+                        self._told.add((node_id, active))
+                        effects.append(_foreign(slot, node_id, active, fact.plan_hash, now_us))
             accepted = None if fact.accepted is None else epoch_from_wire(fact.accepted)
             if running is not None and accepted is not None and accepted < running.ballot:
                 abort = Abort(ballot=epoch_to_wire(accepted), slot=slot, reason="a newer plan serves")
                 effects.append(Send(node_id, abort))
         self._seen_us = seen_us
+        self._told &= seen_us.keys()
         return effects
+
+
+def _foreign(slot: Slot, node_id: NodeId, ballot: PlanEpoch, plan_hash: str | None, now_us: int) -> Decided:
+    text = f"{node_id} serves {ballot}, which is not part of the plan"
+    return Decided(Decision(now_us, slot, "retired_foreign", text, plan_hash or ""))
 
 
 def _retire(slot: Slot, ballot: PlanEpoch, node_id: NodeId, claim: PlanEpoch, reason: str) -> Effect:

@@ -28,6 +28,8 @@ class PlanWatch:
         self._routed: Route | None = None
         self._strays: Final = Strays()
         self._retired: frozenset[NodeId] = frozenset()
+        self._mirrored = False
+        """The plan was another coordinator's until now."""
 
     @property
     def whole(self) -> bool:
@@ -47,7 +49,7 @@ class PlanWatch:
             self.replace(found)
         elif found is None and self.running is not None and not self._anybody_serves(self.running, moment):
             self.replace(None)
-        self._routed = None
+        self._routed, self._mirrored = None, True
         self.health = self._judge(moment)
         if self.running is not None:
             # Noted for the day this node takes over: a plan that broke before is overdue, not new.
@@ -59,10 +61,11 @@ class PlanWatch:
         found = _adoptable(spec, moment)
         newer = found is not None and (self.running is None or found.ballot > self.running.ballot)
         if newer and attempt is None:
-            assert found is not None
             self.replace(found)
-            decision = Decision(moment.now_us, spec.slot, "adopted", "rows show it serving", new_plan=found.plan_hash)
-            effects.append(Decided(decision))
+        if self.running is not None and (self._mirrored or (newer and attempt is None)):
+            adopted = Decision(moment.now_us, spec.slot, "adopted", "rows show it", new_plan=self.running.plan_hash)
+            effects.append(Decided(adopted))
+        self._mirrored = False
         if self.running is not None:
             if attempt is not None:
                 self._retired |= attempt.retired
