@@ -6,8 +6,9 @@ whichever opens first is used (QUIC wins when both do). A peer that answers QUIC
 An address to *explore* is dialled by QUIC alone, beside the connection that stands; what becomes of it is judged in
 ``trials``, and a failure is nobody's business.
 
-Two attempts are made unasked, and their failures are nobody's business: TLS, when a QUIC session that this node dialled
-falls silent while it sends (UDP was blocked underneath); and QUIC, every ``udp_retry_us``, when a session runs over TLS.
+Three attempts are made unasked, and their failures are nobody's business. When a session that this node dialled falls
+silent while it sends: TLS, if it was QUIC (UDP was blocked underneath), and beside it, in turn, the peer's other addresses
+(a cable was pulled). And QUIC, every ``udp_retry_us``, when a session runs over TLS.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from config.settings import QuicSettings
 from protocol.errors import AddressError
 from protocol.ids import NodeId
+from protocol.links.link import host_of
 from protocol.quic.address import HostPort, SocketAddress, for_socket, numeric, parse_address
 from protocol.quic.carrier import QuicCarrier
 from protocol.quic.conditioner import Conditioner
@@ -69,6 +71,7 @@ class Dialler:
     _attempts: dict[str, Attempt] = field(default_factory=dict)
     _by_session: dict[Session, Attempt] = field(default_factory=dict)
     _mended_us: dict[NodeId, int] = field(default_factory=dict)
+    _turns: dict[NodeId, int] = field(default_factory=dict)
 
     def dial(self, address: str, expect: NodeId | None) -> None:
         """Begin, unless it is under way."""
@@ -106,7 +109,7 @@ class Dialler:
         self._less(attempt, "" if reason == "duplicate" and session.peer in self.table.peers else reason)
 
     def mend(self) -> None:
-        """Look for TCP where UDP fell silent, and for UDP where TCP is in use. Call about once a second."""
+        """Look for TCP or another address where all fell silent, for UDP where TCP is in use. Call about once a second."""
         now_us = self.now_us()
         for peer, session in list(self.table.peers.items()):
             carrier = session.carrier
@@ -115,12 +118,15 @@ class Dialler:
             since_us = now_us - self._mended_us.get(peer, session.since_us)
             begun_us = carrier.unanswered_since_us
             silent = begun_us is not None and now_us - begun_us >= SILENCE_US
-            if carrier.path == "quic" and silent and since_us >= MEND_EVERY_US:
-                self._mend(peer, session, self._fall_back)
+            if silent and since_us >= MEND_EVERY_US:
+                self._look_elsewhere(peer, session)
+                if carrier.path == "quic":
+                    self._mend(peer, session, self._fall_back)
             elif carrier.path == "tls" and since_us >= self.settings.udp_retry_us:
                 self._mend(peer, session, self._quic)
         for peer in [peer for peer in self._mended_us if peer not in self.table.peers]:
             del self._mended_us[peer]
+            self._turns.pop(peer, None)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +146,17 @@ class Dialler:
         self._mended_us[peer] = self.now_us()
         attempt = self._attempts[session.target] = Attempt(session.target, peer, quiet=True)
         way(attempt)
+
+    def _look_elsewhere(self, peer: NodeId, session: Session) -> None:
+        self._mended_us[peer] = self.now_us()
+        here = host_of(session.carrier.address)
+        told = session.hello.addresses if session.hello is not None else ()
+        others = [address for address in told if host_of(address) != here]
+        if others:
+            turn = self._turns[peer] = self._turns.get(peer, -1) + 1
+            address = others[turn % len(others)]
+            if self.table.may_try(peer, address):
+                self.explore(address, peer)
 
     async def _resolve(self, attempt: Attempt, target: HostPort) -> None:
         found = await self._lookup(target)

@@ -7,6 +7,7 @@ import pytest
 
 from protocol.messages import Ping
 from protocol.quic.interface import DialFailed, MessageReceived, PeerConnected, PeerDisconnected, PeerMoved, Rejected
+from stage_agent.addresses import free_ports
 from tests.integration.transport_mesh import Node, eventually, identities, now_us, run, running
 
 LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -26,6 +27,11 @@ def everywhere(tmp_path, shapes="", *, host="0.0.0.0"):
 
 def slow(*hosts):
     return "".join(f'[links."alpha -> {host}"]\ndelay_ms = 18\n' for host in hosts)
+
+
+async def unreachable(_where):
+    """The shapes lose datagrams; this is what TCP meets on the same dead wire."""
+    raise OSError("no route to host")
 
 
 async def round_trip_us(near, far, seq):
@@ -84,6 +90,31 @@ def test_the_fast_address_is_found_beside_the_slow_one_and_the_connection_moves_
             await eventually(lambda: len(alpha.transport.table._sessions) == 1)
             assert len(alpha.seen(PeerMoved)) == 1
             assert alpha.transport.connected[beta.id].address == f"127.0.0.2:{beta.transport.port}"
+
+    run(main(), loop=loop)
+
+
+@LOOPS
+def test_when_one_way_dies_the_peers_other_address_is_taken_without_losing_the_peer(tmp_path, loop):
+    async def main():
+        alpha, beta = everywhere(tmp_path)
+        port = free_ports(1, "127.0.0.1")[0]
+        addresses = (f"127.0.0.1:{port}", f"127.0.0.2:{port}")
+        beta = Node(beta.identity, "beta", beta.book, host="0.0.0.0", port=port, addresses=addresses)
+        async with running(alpha, beta):
+            alpha.transport.dial(addresses[0], beta.id)
+            await alpha.until(PeerConnected)
+            (tmp_path / "shapes.toml").write_text('[links."alpha -> 127.0.0.1"]\nloss = 1.0\n')
+            alpha.transport._lane.open_control = unreachable
+            begun_us = now_us()
+            while not alpha.seen(PeerMoved) and now_us() - begun_us < 20_000_000:
+                alpha.transport.send(beta.id, Ping(seq=1), "datagram")
+                await asyncio.sleep(0.2)
+            moved = await alpha.until(PeerMoved)
+            assert (moved.address, moved.path) == (addresses[1], "quic")
+            assert now_us() - begun_us < 12_000_000, "long before the idle timeout"
+            for node in (alpha, beta):
+                assert node.seen(PeerDisconnected) == node.seen(DialFailed) == node.seen(Rejected) == []
 
     run(main(), loop=loop)
 

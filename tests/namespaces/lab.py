@@ -19,7 +19,7 @@ from typing import Any
 
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import Membership, store_first
-from protocol.quic.private_file import write_private
+from protocol.quic.private_file import make_private_directory, write_private
 from tests.integration.transport_mesh import identities
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -210,7 +210,8 @@ def lab(
         if admitted or number == 0:
             seeds = () if number == 0 else (f"{hosts[0].addresses[0]}:{PORT}",)
             store_first(host.directory / "state", Membership(books[0].mesh_id, statements, seeds))
-            write_private(host.directory / "state" / "identity.pem", identity.to_pem())
+        make_private_directory(host.directory / "state")
+        write_private(host.directory / "state" / "identity.pem", identity.to_pem())
     made_lab = Lab(hosts, root / "shapes.json")
     (root / "plan.json").write_text(json.dumps(plan))
     made_lab.shapes.write_text("{}")
