@@ -5,15 +5,22 @@ from collections.abc import Callable
 from config.settings import LinkSettings
 from protocol.ids import NodeId
 from protocol.links.bandwidth import Direction, LimitedBy
-from protocol.links.facts import fact_of, is_material
+from protocol.links.facts import fact_of, has_bandwidth, is_material
 from protocol.links.link import Link, LinkMark, LinkView
 from protocol.rows import LinkFact
+
+FACTS_MAX = 128
+"""Links that one row tells of: twice the connections that a node of a large mesh holds."""
+
+
+def _never(_: NodeId) -> bool:
+    return False
 
 
 class LinkBook:
     """One ``Link`` per peer that was ever connected and is not forgotten."""
 
-    def __init__(self, settings: LinkSettings, is_shaped: Callable[[NodeId], bool] = lambda _: False) -> None:
+    def __init__(self, settings: LinkSettings, is_shaped: Callable[[NodeId], bool] = _never) -> None:
         self._settings = settings
         self._is_shaped = is_shaped
         self._links: dict[NodeId, Link] = {}
@@ -51,28 +58,35 @@ class LinkBook:
         link = self._links.get(peer)
         return None if link is None else link.view(now_us)
 
-    def refresh(self, now_us: int) -> bool:
-        """Look at every link (about once a second); ``True`` if a new row is worth it."""
+    def refresh(self, now_us: int, is_sampled: Callable[[NodeId], bool] = _never) -> bool:
+        """Look at every link (about once a second); ``True`` if a new row is worth it. See ``is_material`` for sampled."""
         material = False
         for peer, link in self._links.items():
             link.refresh(now_us)
-            material = material or is_material(self._published.get(peer), link.mark(now_us))
+            material = material or is_material(self._published.get(peer), link.mark(now_us), sampled=is_sampled(peer))
         return material
 
     def facts(self, now_us: int) -> tuple[LinkFact, ...]:
         """Facts of everything measured, by node id."""
-        facts = (
-            fact_of(peer, self._links[peer].view(now_us), now_us, shaped=self._is_shaped(peer))
-            for peer in sorted(self._links)
-        )
-        return tuple(fact for fact in facts if fact is not None)
+        return self._facts(sorted(self._links), now_us)
 
     @property
     def degraded(self) -> bool:
         """Whether any link is far worse than it was."""
         return any(link.degraded for link in self._links.values())
 
-    def publish(self, now_us: int) -> tuple[LinkFact, ...]:
-        """``facts``, remembered as what the mesh was told."""
-        self._published = {peer: link.mark(now_us) for peer, link in self._links.items()}
-        return self.facts(now_us)
+    def publish(self, now_us: int, is_sampled: Callable[[NodeId], bool] = _never) -> tuple[LinkFact, ...]:
+        """``facts``, remembered as what the mesh was told. What is only sampled is told by this node's coordinate.
+
+        A link with a bandwidth is always told. At most ``FACTS_MAX``, the latest measured.
+        """
+        marks = {peer: link.mark(now_us) for peer, link in self._links.items()}
+        told = [peer for peer, mark in marks.items() if has_bandwidth(mark) or not is_sampled(peer)]
+        if len(told) > FACTS_MAX:
+            told = sorted(told, key=lambda peer: (-self._links[peer].measured_us, peer))[:FACTS_MAX]
+        self._published = {peer: marks[peer] for peer in told}
+        return self._facts(sorted(told), now_us)
+
+    def _facts(self, peers: list[NodeId], now_us: int) -> tuple[LinkFact, ...]:
+        facts = (fact_of(peer, self._links[peer].view(now_us), now_us, shaped=self._is_shaped(peer)) for peer in peers)
+        return tuple(fact for fact in facts if fact is not None)

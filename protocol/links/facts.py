@@ -50,10 +50,16 @@ def fact_of(target: NodeId, view: LinkView, now_us: int, *, shaped: bool = False
     )
 
 
-def is_material(published: LinkMark | None, present: LinkMark) -> bool:
-    """Whether the present mark is worth a new row, given what was published last."""
+def is_material(published: LinkMark | None, present: LinkMark, *, sampled: bool = False) -> bool:
+    """Whether the present mark is worth a new row, given what was published last.
+
+    ``sampled``: measured so rarely (large meshes) that it settles with each sample and unsettles before the next, which
+    says nothing.
+    """
     if published is None:
-        return present.settled or present.send_bytes_per_s is not None or present.receive_bytes_per_s is not None
+        return (present.settled and not sampled) or has_bandwidth(present)
+    if published.settled != present.settled and not sampled:
+        return True
     if _standing(published) != _standing(present):
         return True
     if present.settled and _left_band(published.min_rtt_us, present.min_rtt_us, RTT_BAND_MILLI, RTT_BAND_FLOOR_US):
@@ -63,8 +69,13 @@ def is_material(published: LinkMark | None, present: LinkMark) -> bool:
     )
 
 
-def _standing(mark: LinkMark) -> tuple[bool, bool, bool]:
-    return mark.settled, mark.degraded, mark.over_tcp
+def has_bandwidth(mark: LinkMark) -> bool:
+    """Whether any direction is known."""
+    return mark.send_bytes_per_s is not None or mark.receive_bytes_per_s is not None
+
+
+def _standing(mark: LinkMark) -> tuple[bool, bool]:
+    return mark.degraded, mark.over_tcp
 
 
 def _left_band(published: int | None, present: int | None, band_milli: int, floor: int) -> bool:

@@ -139,6 +139,11 @@ class Link:
         """Recent worst case of the present path."""
         return self._window.p99_us()
 
+    @property
+    def measured_us(self) -> int:
+        """Time of the latest RTT sample; 0 before the first."""
+        return self._window.last_us
+
     def min_rtt_us(self) -> int | None:
         """Minimum of the present path."""
         return self._window.minimum_us

@@ -1,7 +1,5 @@
 """What is wrong with this node right now, as labels that its row carries, and how long a conflict is believed."""
 
-from config.settings import MembershipSettings
-
 LAG_HOLD_US = 30_000_000
 """A late loop is shown this long after its last sign, so that the label does not flicker."""
 CONFLICT_REFRESHES = 5
@@ -30,6 +28,6 @@ class Conditions:
         return tuple(name for name, is_so in wrong if is_so)
 
 
-def in_conflict(seen_us: int | None, settings: MembershipSettings, now_us: int) -> bool:
-    """Whether a conflict seen at that time still stands."""
-    return seen_us is not None and now_us - seen_us < CONFLICT_REFRESHES * settings.row_refresh_us
+def in_conflict(seen_us: int | None, row_refresh_us: int, now_us: int) -> bool:
+    """Whether a conflict seen at that time still stands in a mesh that repeats its rows that often."""
+    return seen_us is not None and now_us - seen_us < CONFLICT_REFRESHES * row_refresh_us

@@ -5,7 +5,7 @@ from protocol.membership.dissemination import NOTHING
 from protocol.membership.ground import Ground
 from protocol.membership.issuing import Issuer
 from protocol.membership.judge import KNOCK_US, Judge
-from protocol.membership.own import OwnRow
+from protocol.membership.own import REFUTE_SPACING_US, OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
 from protocol.membership.table import Entry
@@ -25,6 +25,9 @@ class Exchange:
         self._prober = prober
         self._records = records
         self._issuer = issuer
+        self._shown: set[NodeId] = set()
+        self._shown_version = own.version
+        """Accusers that were answered with the row of this version."""
 
     def greet(self, peer: NodeId, *, fresh: bool) -> None:
         """A connection came up: own row, what is held against the peer, and (if ``fresh``) a digest.
@@ -108,6 +111,8 @@ class Exchange:
             self._prober.worse()
             self._refute(sender, now_us, dead=accusation.verdict == "dead")
         else:
+            if accusation.verdict == "dead":
+                self._outdo(sender, now_us)
             self._answer(sender)
 
     def _refute(self, sender: NodeId, now_us: int, *, dead: bool) -> None:
@@ -121,6 +126,20 @@ class Exchange:
             refutation = self._own.sign_refutation()
         self._ground.queue.add("refutation", self._ground.node_id, refutation)
         self._answer(sender)
+
+    def _outdo(self, accuser: NodeId, now_us: int) -> None:
+        """Who insists on a death although it was shown the present row has that very row in the grave: issue a higher one.
+
+        It happens because a suspicion is refuted without a new row: the row may be known to those who bury it afterwards.
+        """
+        if self._shown_version != self._own.version:
+            self._shown.clear()
+        elif accuser in self._shown and now_us - self._own.issued_us >= REFUTE_SPACING_US:
+            self._issuer.issue(now_us)
+            self._own.sign_refutation()
+            self._shown.clear()
+        self._shown_version = self._own.version
+        self._shown.add(accuser)
 
     def _answer(self, peer: NodeId) -> None:
         """The present refutation and row, straight to one peer."""

@@ -11,8 +11,8 @@ from protocol.membership.prober import Prober
 from protocol.membership.records import Records
 
 TICK_US = 1_000_000
-REFRESH_NODES = 64
-"""Above this many nodes rows are refreshed proportionally more rarely."""
+TICK_NODES = 64
+"""Above this many nodes links are looked at proportionally more rarely."""
 
 
 class Issuer:
@@ -34,24 +34,24 @@ class Issuer:
     def issue(self, now_us: int, *, status: str | None = None) -> None:
         """Number, sign and spread the row as of now."""
         ground = self._ground
-        links = ground.links.publish(now_us)
+        links = ground.links.publish(now_us, self._prober.is_sampled)
         self._labels = self._present_labels(now_us)
         coordinate = None if ground.everyone_connects else ground.vivaldi.coordinate()
         signed = self._own.issue(links, coordinate, self._labels, now_us, status=status)
         if signed is None:
             return
         ground.spread_row(signed, ground.node_id, self._own.version, told_by=None)
-        refresh_us = ground.settings.row_refresh_us * max(1, -(-ground.nodes // REFRESH_NODES))
+        refresh_us = ground.row_refresh_us
         ground.timers.set("refresh", "", now_us + refresh_us * 9 // 10 + ground.jitter(refresh_us // 10))
         ground.wake_push(now_us)
 
     def tick(self, now_us: int) -> None:
         """Look at links and labels; issue if it is worth it."""
         ground = self._ground
-        ground.timers.set("links", "", now_us + TICK_US * max(1, ground.nodes // REFRESH_NODES))
+        ground.timers.set("links", "", now_us + TICK_US * max(1, ground.nodes // TICK_NODES))
         if not ground.everyone_connects:
             self._prober.measure_nearest()
-        material = ground.links.refresh(now_us)
+        material = ground.links.refresh(now_us, self._prober.is_sampled)
         ground.table.revision += material
         spacing_us = max(TICK_US, ground.nodes * TICK_US // 16)
         if now_us - self._own.issued_us >= spacing_us and (material or self._present_labels(now_us) != self._labels):
@@ -62,5 +62,5 @@ class Issuer:
             now_us,
             blocked=bool(self._prober.blocked) or any(each.over_tcp for each in self._ground.connections.values()),
             degraded=self._ground.links.degraded,
-            conflict=in_conflict(self._records.conflict_us, self._ground.settings, now_us),
+            conflict=in_conflict(self._records.conflict_us, self._ground.row_refresh_us, now_us),
         )

@@ -288,6 +288,7 @@ class Records:
             entry.stash = signed
             self._dialler.learnt(entry, now_us)
             ground.timers.set("confirm", entry.node_id, now_us + ground.jitter(1_000_000))
+            self.ask(entry.node_id, [entry.node_id])
 
     # -- sending ----------------------------------------------------------------------------------------------------
 

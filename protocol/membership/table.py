@@ -111,6 +111,11 @@ class NodeTable:
         entry = self._by_signature.get(signed.signature)
         return entry is not None and entry.live and entry.signed.payload == signed.payload
 
+    def agrees(self, line: RowVersion) -> bool:
+        """The line of a digest tells what is stored of a live member: true of almost every line of a settled mesh."""
+        entry = self._entries.get(NodeId(line.node_id))
+        return entry is not None and entry.buried is None and entry.version == (line.boot_counter, line.seq)
+
     @property
     def live_count(self) -> int:
         """Members alive or suspect, this node not counted."""

@@ -96,8 +96,7 @@ class Faults:
         """A node leaves properly and is started again."""
         number = self._random.choice(self._mesh.numbers)
         port = self._mesh.ports.get(number)
-        host = self._network.hosts[self._ids[number]]
-        if port is not None and not host.suspended and host.frozen_until_us <= self._network.now_us:
+        if port is not None and not self._network.is_away(port.name):
             port.carry_out(port.core.leave(port.now_us))
             self._mesh.exit(number)
             self._later(1, 30, partial(self._restart, number))
@@ -118,7 +117,7 @@ class Faults:
         port = self._mesh.ports.get(number)
         if self._random.random() < 0.7:
             self._network.jump(self._ids[number], by_us)
-        elif port is not None and not self._network.hosts[port.name].suspended:
+        elif port is not None and not self._network.is_away(port.name):
             self._network.happened["clock jump"] += 1
             port.on_clock_gap(by_us, port.now_us)
 
@@ -127,6 +126,8 @@ class Faults:
         subject = self._random.choice(self._mesh.numbers) if subject is None else subject
         history = self._mesh.history[self._ids[subject]]
         for number, port in list(self._mesh.ports.items()):
+            if self._network.is_away(port.name):
+                continue
             tellers = [other for other in self._mesh.ports if other not in {number, subject}]
             if number != subject and history and tellers:
                 rows = (*tuple(self._random.sample(history[:-1], min(3, len(history) - 1))), history[-1])

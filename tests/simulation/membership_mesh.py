@@ -100,7 +100,7 @@ class MembershipPort:
             now_us=self.now_us,
             seeds=seeds,
         )
-        if not mesh.codec:
+        if mesh.shared_rows:
             self.core._ground.open_row = mesh.open_row
 
     def _sign(self, payload: bytes) -> bytes:
@@ -176,15 +176,17 @@ class Mesh:
         seed: int = 0,
         *,
         codec: bool = True,
+        shared_rows: bool = False,
         settings: MembershipSettings | None = None,
         seeds: int = 1,
-        size_of: Callable[[Any], int] | None = None,
     ) -> None:
+        """``codec=False`` hands messages over as objects. ``shared_rows``: a row is opened once, not once per node."""
         self.seed = seed
         self.codec = codec
+        self.shared_rows = shared_rows or not codec
         self.settings = settings or MembershipSettings()
         self.link_settings = LinkSettings()
-        self.network = SimNetwork(seed, size_of or (len if codec else (lambda _: 100)))
+        self.network = SimNetwork(seed, len if codec else (lambda _: 100))
         self.boots: Counter[int] = Counter()
         self.changes: list[Change] = []
         self.history: defaultdict[NodeId, list[SignedRow]] = defaultdict(list)
@@ -200,9 +202,9 @@ class Mesh:
 
     def open_row(self, signed: SignedRow) -> NodeRow:
         """Large meshes share the decoded rows, which are frozen: a thousand tables of a thousand rows fit the memory."""
-        row = self.opened.get(signed.payload)
+        row = self.opened.get(signed.payload + signed.signature)
         if row is None:
-            row = self.opened[signed.payload] = open_row(signed, verify)
+            row = self.opened[signed.payload + signed.signature] = open_row(signed, verify)
             if len(self.opened) > 20_000:
                 del self.opened[next(iter(self.opened))]
         return row
@@ -264,19 +266,19 @@ class Mesh:
         return None if member is None else member.state
 
     def alive_set(self, observer: int) -> set[NodeId]:
-        return {node_id for node_id, member in self.ports[observer].core.members().items() if member.state == "alive"}
+        port = self.ports[observer]
+        return {port.name, *(node_id for node_id, state, _ in port.core.standings() if state == "alive")}
 
     def converged(self) -> bool:
         """Every running node sees exactly the running nodes alive, and everybody's latest row."""
-        running = {self.ids[number] for number in self.ports}
-        versions = {port.who.node_id: port.core.own_row for port in self.ports.values()}
-        for port in self.ports.values():
-            members = port.core.members()
-            if {node_id for node_id, member in members.items() if member.state == "alive"} != running:
-                return False
-            if any(members[node_id].row.seq != row.seq for node_id, row in versions.items() if row is not None):
-                return False
-        return True
+        if not self.agreed():
+            return False
+        latest = {port.name: port.core.own_row for port in self.ports.values()}
+        return all(
+            (row := latest.get(node_id)) is None or version == (row.boot_counter, row.seq)
+            for port in self.ports.values()
+            for node_id, _, version in port.core.standings()
+        )
 
     def agreed(self) -> bool:
         """Every running node sees exactly the running nodes alive."""

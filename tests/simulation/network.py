@@ -49,7 +49,7 @@ class SimNetwork:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self._serial = 0
-        self._size_of = size_of
+        self.size_of = size_of
         self._hash = hashlib.blake2b(digest_size=16)
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -146,6 +146,11 @@ class SimNetwork:
             self.happened["clock jump"] += 1
             self.arm(name)
 
+    def is_away(self, name: str) -> bool:
+        """Sleeps or stalls: nothing reaches its process now."""
+        host = self.hosts[name]
+        return host.suspended or host.frozen_until_us > self.now_us
+
     def partition(self, sources: list[str], targets: list[str], *, blocked: bool = True) -> None:
         """Cut (or heal) every directed pair from ``sources`` to ``targets``."""
         for source in sources:
@@ -174,7 +179,7 @@ class SimNetwork:
         """One message over the connection, if there is one."""
         host = self.hosts[source]
         connection = host.links.get(peer)
-        size = self._size_of(message)
+        size = self.size_of(message)
         traffic = self.traffic[source]
         if lane == "datagram":
             traffic.datagrams += 1

@@ -213,6 +213,21 @@ def test_noise_is_not_material_and_settling_is() -> None:
     assert is_material(settled, link.mark(8 * SECOND))
 
 
+def test_a_link_that_is_only_sampled_makes_no_rows_by_settling_and_unsettling() -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:80", "", 0)
+    link.on_rtt(900, 0)
+    unsettled = link.mark(SECOND)
+    link.on_rtt(900, 64 * SECOND)
+    settled = link.mark(64 * SECOND)
+    assert not is_material(None, settled, sampled=True)
+    for published, present in ((unsettled, settled), (settled, link.mark(100 * SECOND))):
+        assert is_material(published, present)
+        assert not is_material(published, present, sampled=True)
+    link.on_rtt(200, 128 * SECOND)
+    assert is_material(settled, link.mark(128 * SECOND), sampled=True), "far from what was told"
+
+
 def test_the_book_says_when_a_row_is_due_and_publishes_by_node_id() -> None:
     book = LinkBook(LinkSettings(), is_shaped=lambda peer: peer == "b")
     for peer in ("b", "a"):
