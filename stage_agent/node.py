@@ -188,7 +188,7 @@ async def _serve(
         mesh_id=prepared.book.book.mesh_id,
         listen_address=f"{settings.listen.host}:{node.transport.port}",
         started_us=monotonic_us(),
-        settle_max_age_us=settings.links.settle_max_age_us,
+        link_settings=settings.links,
         switches=switches,
     )
     operations = Operations(driver, node.agent, switches, prepared.calibration, node.artifacts, node.admittance)

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from config.settings import NodeSettings
+from config.settings import LinkSettings, NodeSettings
 from coordinator.assignment.effects import SlotPhase
 from coordinator.assignment.snapshot import CoordinatorSnapshot, SlotSnapshot
 from coordinator.layer_devices import layer_device
 from coordinator.orders import spoken
 from coordinator.planner.plan import PlanRefused
+from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId, Slot
+from protocol.links.facts import is_settled
 from protocol.membership.member import Member
 from protocol.orders import OperatorOrder
 from protocol.rows import LinkFact
@@ -25,6 +27,7 @@ from stage_agent.api.snapshot import (
     StageView,
 )
 from stage_agent.clock import monotonic_us
+from stage_agent.documents import Published
 from stage_agent.driver import Driver
 from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
 from stage_agent.planner import document_of
@@ -38,7 +41,7 @@ _STATES: Mapping[SlotPhase | str, SlotState] = {
     "loading": "loading",
     "activating": "activating",
     "serving": "active",
-    "degraded": "active",
+    "degraded": "degraded",
     "withdrawn": "withdrawn",
 }
 
@@ -52,7 +55,7 @@ class Picture:
     mesh_id: str
     listen_address: str
     started_us: int
-    settle_max_age_us: int
+    link_settings: LinkSettings
     switches: Switches
 
     def snapshot(self) -> NodeSnapshot:
@@ -81,7 +84,7 @@ class Picture:
             is_coordinator=coordination.role == "coordinator",
             term=max([coordination.term, *(each.ballot.term for each in driver.published.values())]),
             election=_election_text(coordination),
-            slots=self._slots(coordination),
+            slots=self._slots(coordination, now_us),
             stages=tuple(
                 StageView(node_id, member.row.name, fact)
                 for node_id, member in sorted(members.items(), key=_by_name)
@@ -158,19 +161,12 @@ class Picture:
         return tuple(links)
 
     def _link(self, source: str, fact: LinkFact) -> LinkView:
-        span_us = fact.first_age_us - fact.last_age_us
-        settled = (
-            not fact.estimated
-            and fact.samples >= 2
-            and span_us >= 5_000_000
-            and fact.last_age_us <= self.settle_max_age_us
-        )
         return LinkView(
             source=source,
             target=fact.target,
             rtt_us=fact.min_rtt_us,
             jitter_us=fact.jitter_us,
-            settled=settled,
+            settled=is_settled(fact, self.link_settings),
             samples=fact.samples,
             first_age_us=fact.first_age_us,
             last_age_us=fact.last_age_us,
@@ -184,11 +180,21 @@ class Picture:
             estimated=fact.estimated,
         )
 
-    def _slots(self, coordination: CoordinatorSnapshot) -> tuple[SlotView, ...]:
+    def _whole(self, own: SlotSnapshot | None, published: Published | None) -> bool:
+        """Whether what another node published serves still, by the agents' own rows; the news of a loss may lag behind."""
+        if published is None or published.document is None:
+            return published is not None
+        if own is not None and own.ballot == published.ballot:
+            return own.routable
+        members = self.driver.membership.members()
+        nodes = [members.get(NodeId(str(stage["node_id"]))) for stage in published.document["stages"]]
+        return all(node is not None and node.state in {"alive", "suspect"} for node in nodes)
+
+    def _slots(self, coordination: CoordinatorSnapshot, now_us: int) -> tuple[SlotView, ...]:
         sources = {str(spec.slot): spec.source for spec in self.driver.wishes.specs}
         own = {slot.slot: slot for slot in coordination.slots}
         names = sorted({*sources, *own, *self.driver.published})
-        return tuple(self._slot(Slot(name), own.get(Slot(name)), coordination, sources) for name in names)
+        return tuple(self._slot(Slot(name), own.get(Slot(name)), coordination, sources, now_us) for name in names)
 
     def _measured(self, slot: str) -> int | None:
         """Stage 0's own word about whole tokens."""
@@ -204,6 +210,7 @@ class Picture:
         own: SlotSnapshot | None,
         coordination: CoordinatorSnapshot,
         sources: Mapping[str, str],
+        now_us: int,
     ) -> SlotView:
         coordinates = coordination.role == "coordinator"
         published = self.driver.published.get(name)
@@ -214,6 +221,8 @@ class Picture:
             phase, participants, routable = own.state, own.participant_set_hash, own.routable
             document = document_of(own.plan) if own.plan is not None else document if own.routable else None
             refusal = _refusal(own.refused)
+        elif routable and not self._whole(own, published):
+            phase, routable = "degraded", False
         ballot = (
             own.ballot if own is not None and coordinates and own.ballot else published.ballot if published else None
         )
@@ -230,13 +239,20 @@ class Picture:
             participant_set_hash=participants or str((document or {}).get("participant_set_hash", "")),
             generation=0 if published is None else published.generation,
             reason="" if reason is None else self.driver.narrator.spoken(f"{reason.kind}: {reason.reason}"),
-            active_age_us=None,
+            active_age_us=_age_us(own, ballot, now_us),
             measured_tpot_us=self._measured(name),
         )
 
 
 def _by_name(item: tuple[NodeId, Member]) -> tuple[str, str]:
     return item[1].row.name, item[0]
+
+
+def _age_us(own: SlotSnapshot | None, ballot: PlanEpoch | None, now_us: int) -> int | None:
+    """How long this node has known the shown plan to be active."""
+    if own is None or own.active_since_us is None or own.ballot != ballot:
+        return None
+    return max(0, now_us - own.active_since_us)
 
 
 def _refusal(refused: PlanRefused | None) -> dict[str, Any] | None:

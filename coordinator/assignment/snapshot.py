@@ -31,6 +31,8 @@ class SlotSnapshot:
     """Phase of an attempt in flight, empty without one."""
     loaded_bytes: int
     total_bytes: int
+    active_since_us: int | None = None
+    """Since when this node knows the running plan."""
     instances: Mapping[NodeId, Instance] = field(default_factory=dict)
     left_out: Mapping[NodeId, str] = field(default_factory=dict)
     """Nodes that failed this slot and are backing off, and how."""
@@ -68,6 +70,7 @@ def slot_snapshot(slot: SlotCoordinator, now_us: int, *, settled: bool) -> SlotS
         attempt="" if attempt is None else attempt.phase,
         loaded_bytes=loaded,
         total_bytes=total,
+        active_since_us=None if running is None else running.active_since_us,
         instances={} if running is None else {stage.node_id: stage.instance for stage in running.stages},
         left_out=slot.culprits.current(now_us),
     )

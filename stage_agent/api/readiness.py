@@ -23,7 +23,7 @@ def _unlike_assignment(snapshot: NodeSnapshot, slot: SlotView) -> str | None:
     fact = next((s.fact for s in snapshot.stages if s.node_id == snapshot.node_id and s.fact.slot == slot.slot), None)
     if fact is not None and fact.state == "failed":
         return f"stage of slot {slot.slot} failed: {fact.detail or 'see the log'}"
-    if mine is None or slot.state not in ("loading", "activating", "active"):
+    if mine is None or slot.state not in ("loading", "activating", "active", "degraded"):
         return None
     if fact is None:
         return f"stage of slot {slot.slot} is assigned but not begun"

@@ -13,7 +13,7 @@ from protocol.rows import StageFact
 MemberState = Literal["alive", "suspect", "dead", "left"]
 Source = Literal["measured", "shaped", "spec", "unknown"]
 SlotState = Literal[
-    "idle", "planning", "preparing", "loading", "activating", "active", "draining", "refused", "withdrawn"
+    "idle", "planning", "preparing", "loading", "activating", "active", "degraded", "draining", "refused", "withdrawn"
 ]
 
 

@@ -11,7 +11,7 @@ from stage_agent.cli.plan_view import columns, milliseconds, size
 _TONES = {
     "alive": "green", "active": "green", "serving": "green", "ready": "green", "running": "green",
     "suspect": "yellow", "loading": "yellow", "draining": "yellow", "preparing": "yellow", "activating": "yellow",
-    "dead": "red", "failed": "red", "refused": "red", "withdrawn": "red",
+    "dead": "red", "failed": "red", "degraded": "red", "refused": "red", "withdrawn": "red",
 }  # fmt: skip
 UNKNOWN = "–"
 
