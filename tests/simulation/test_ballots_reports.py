@@ -9,6 +9,8 @@ from coordinator.assignment.moment import ServedModelSpec
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.planner.problem import LockedStage, LockedTopology
 from coordinator.replan import Observation
+from protocol.ballots import Retire
+from protocol.fencing import epoch_to_wire
 from protocol.ids import NodeId, Slot
 from protocol.orders import OperatorOrder
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
@@ -147,6 +149,37 @@ def test_a_worker_that_is_not_serving_is_noticed_at_once_and_the_plan_is_placed_
     assert slot(made).routable
     assert slot(made).ballot > before.ballot
     assert victim.node_id not in slot(made).nodes, "it just failed"
+
+
+def test_a_second_worker_that_only_stands_by_is_noticed_within_seconds_and_replaced_or_asked_again():
+    made = mesh({A: 8, B: 8}, 10)
+    run(made, 30)
+    before = slot(made)
+    worker = made.processes[next(node_id for node_id in before.nodes if node_id != leader(made).node_id)][0]
+    newer = before.ballot._replace(term=before.ballot.term + 1)
+    stray = Retire(ballot=epoch_to_wire(before.ballot), slot=SLOT, superseded_by=epoch_to_wire(newer))
+    made.run_in(worker, lambda: worker.carry(worker.agent.on_message(leader(made).node_id, stray, made.now_us)))
+    assert worker.agent.facts(made.now_us)[0].state != "serving"
+    run(made, 2)
+    assert (slot(made).state, slot(made).routable) == ("degraded", False)
+    assert list(slot(made).lost) == [worker.node_id]
+    run(made, 90)
+    assert slot(made).routable, "asked again once its back-off is over: nobody stands by for an hour"
+    assert slot(made).ballot > before.ballot
+
+
+def test_of_two_candidates_with_one_term_exactly_one_wins_and_the_other_gives_way():
+    made = mesh({A: 8, B: 8}, 6)
+    made.weather.blocked = {(A, B), (B, A)}
+    run(made, 40)
+    served = {process.node_id: process.agent.record(SLOT).active.ballot for process in made.live()}
+    assert {ballot.term for ballot in served.values()} == {1}
+    assert served[A] < served[B]
+    made.weather.blocked = set()
+    run(made, 60)
+    assert made.checkers.converged() == ""
+    assert slot(made).ballot == served[B]
+    assert made.processes[A][0].agent.record(SLOT).active is None
 
 
 def test_a_healthy_plan_survives_while_eligibility_is_refreshed():
