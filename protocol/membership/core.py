@@ -141,6 +141,7 @@ class Membership:
         if connection is not None:
             connection.address, connection.over_tcp = address, over_tcp
             self._ground.links.link(peer).on_path(address, interface, now_us, over_tcp=over_tcp)
+            self._prober.moved(peer)
         return self._ground.drain(now_us)
 
     def on_disconnected(self, peer: NodeId, now_us: int) -> list[Effect]:

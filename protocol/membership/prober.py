@@ -216,10 +216,14 @@ class Prober:
         """This node has reason to distrust itself."""
         self.health = min(self._ground.settings.local_health_max, self.health + 1)
 
-    def disconnected(self, peer: NodeId, now_us: int) -> None:
-        """Ask others about it soon; a new connection starts with datagrams again."""
+    def moved(self, peer: NodeId) -> None:
+        """Another way to the peer: it starts with datagrams again."""
         self._misses.pop(peer, None)
         self._retry_us.pop(peer, None)
+
+    def disconnected(self, peer: NodeId, now_us: int) -> None:
+        """Ask others about it soon."""
+        self.moved(peer)
         seq = self._by_target.get(peer)
         if seq is not None:
             self._ground.timers.set("timeout", str(seq), now_us)

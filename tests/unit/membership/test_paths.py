@@ -1,6 +1,7 @@
 """What the core makes of the way a peer is reached: over TCP only, by another interface, and of a stall told twice."""
 
-from protocol.membership.effects import CloseConnection
+from protocol.membership.effects import CloseConnection, Send
+from protocol.messages import Ack, Ping
 from tests.unit.membership.hands import SECOND, Bench, identity
 
 
@@ -62,3 +63,65 @@ def test_few_connections_are_never_shed() -> None:
     settled(bench)
     effects = bench.core.on_loop_lag(5_000_000, bench.now_us)
     assert not [effect for effect in effects if isinstance(effect, CloseConnection)]
+
+
+def test_datagrams_are_tried_again_at_once_when_the_way_to_a_peer_has_changed() -> None:
+    bench = Bench()
+    settled(bench)
+
+    def answers_streams(send: Send) -> None:
+        if send.lane == "stream":
+            bench.answer_pings_of(1)(send)
+
+    bench.run(15, answers_streams)
+    row = bench.core.own_row
+    assert row is not None
+    assert "datagrams_blocked" in row.degraded
+    move(bench, "10.0.9.2:1")
+    pings = [effect for effect in bench.run(3, bench.answer_pings_of(1)) if isinstance(effect, Send)]
+    assert "datagram" in {ping.lane for ping in pings if isinstance(ping.message, Ping)}
+    row = bench.core.own_row
+    assert row is not None
+    assert "datagrams_blocked" not in row.degraded
+
+
+def test_a_round_trip_is_that_of_the_link_without_what_either_end_held_it() -> None:
+    bench = Bench()
+    bench.connect(1)
+
+    def slowly(send: Send) -> None:
+        if isinstance(send.message, Ping):
+            ack = Ack(seq=send.message.seq, held_us=7_000)
+            sent_us, now_us = bench.now_us, bench.now_us + 12_000
+            bench.core.on_message(send.peer, ack, now_us, lane=send.lane, arrived_us=sent_us + 7_400)
+
+    bench.run(8, slowly)
+    link = bench.core.members(bench.now_us)[identity(1).node_id].link
+    assert link is not None
+    assert link.rtt is not None
+    assert link.rtt.min_rtt_us == 400
+
+
+def test_an_answer_says_how_long_the_ping_lay_here() -> None:
+    bench = Bench()
+    bench.connect(1)
+    peer = identity(1).node_id
+    effects = bench.core.on_message(peer, Ping(seq=3), bench.now_us, lane="datagram", arrived_us=bench.now_us - 2_500)
+    (ack,) = (effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Ack))
+    assert ack.held_us == 2_500
+
+
+def test_a_peer_that_claims_to_have_held_a_ping_for_longer_than_it_was_away_gives_no_sample() -> None:
+    bench = Bench()
+    bench.connect(1)
+
+    def lies(send: Send) -> None:
+        if isinstance(send.message, Ping):
+            bench.core.on_message(
+                send.peer, Ack(seq=send.message.seq, held_us=10**9), bench.now_us + 400, lane=send.lane
+            )
+
+    bench.run(8, lies)
+    link = bench.core.members(bench.now_us)[identity(1).node_id].link
+    assert link is not None
+    assert link.rtt is None
