@@ -18,6 +18,7 @@ from typing import Final
 
 from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
 from coordinator.assignment.effects import Decided, Decision, Effect
+from coordinator.assignment.memory import added, held_bytes
 from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings
 from coordinator.assignment.slot import SlotCoordinator
 from coordinator.assignment.snapshot import CoordinatorSnapshot, slot_snapshot
@@ -258,11 +259,28 @@ class Coordinator:
         for name in self._by_priority():
             slot = self._slots[name]
             effects += slot.step(self._moment(slot, now_us))
+            if self._is_coordinator and slot.needs_room:
+                effects += self._make_room(slot, now_us)
         if self._is_coordinator and self._ended and now_us >= self._sweep_at_us and self._barrier.settled(now_us):
             self._sweep_at_us = now_us + self._election.keepalive_us
             for name, strays in self._ended.items():
                 effects += strays.clear(name, None, self._view, self._campaign.claim(), now_us)
         return self._noted(effects)
+
+    def _make_room(self, slot: SlotCoordinator, now_us: int) -> list[Effect]:
+        """The least important slot that holds something gives way to ``slot``, which is looked at again at once."""
+        slot.needs_room = False
+        lower = [
+            other
+            for other in map(self._slots.__getitem__, reversed(self._by_priority()))
+            if other.spec.priority < slot.spec.priority and other.running is not None and not other.busy
+        ]
+        if not lower:
+            return []
+        reason = f"its memory is needed for {slot.spec.slot}, which has a higher priority"
+        effects = lower[0].withdraw(reason, self._moment(lower[0], now_us))
+        slot.reconsider()
+        return effects + slot.step(self._moment(slot, now_us))
 
     def _elect(self, now_us: int) -> None:
         """Follow the canonical choice of a settled view; a vanished incumbent is replaced after the short delay."""
@@ -287,11 +305,12 @@ class Coordinator:
 
     def _moment(self, slot: SlotCoordinator, now_us: int) -> Moment:
         left_out = self._left_out(now_us)
-        held: dict[NodeId, int] = {}
-        for other in self._slots.values():
-            if other is not slot:
-                for node_id, size in other.held_bytes().items():
-                    held[node_id] = held.get(node_id, 0) + size
+        holdings = {
+            name: held_bytes(other.running, None if other.attempt is None else other.attempt.plan)
+            for name, other in self._slots.items()
+            if other is not slot
+        }
+        firm = [held for name, held in holdings.items() if self._slots[name].spec.priority >= slot.spec.priority]
         plannable = frozenset(node_id for node_id in self._view.connected if node_id not in left_out)
         return Moment(
             now_us=now_us,
@@ -301,7 +320,8 @@ class Coordinator:
             plannable=plannable,
             left_out=left_out,
             excluded=self._excluded,
-            held_bytes=held,
+            held_bytes=added(holdings.values()),
+            firm_bytes=added(firm),
             may_start=not any(other.busy for other in self._slots.values() if other is not slot),
             force=self._pin == self._node_id,
         )

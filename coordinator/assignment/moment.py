@@ -46,6 +46,9 @@ class Moment:
     """Connected members that may not be planned now, and why."""
     excluded: frozenset[NodeId] = frozenset()
     held_bytes: Mapping[NodeId, int] = field(default_factory=dict)
+    """What all other slots hold …"""
+    firm_bytes: Mapping[NodeId, int] = field(default_factory=dict)
+    """… and of that what this slot cannot have: held by slots of its own priority or a higher one."""
     may_start: bool = True
     """No other slot is planning or migrating."""
     force: bool = False

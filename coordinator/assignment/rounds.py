@@ -20,6 +20,7 @@ from coordinator.replan import Observation, Verdict, damped, judge, kept_stages,
 from protocol.ids import NodeId, Slot
 
 Need = Literal["initial", "broken", "changed", "rollback"]
+Question = Literal["candidate", "current", "fallback", "damped", "roomier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Conclusion:
     current: Plan | None = None
     """The running split as priced today."""
     moved_by_timing: bool = False
+    fits_in_more_room: bool = False
+    """Refused, but there is a plan if slots of a lower priority give way."""
     fallback: bool = False
     """Fewer nodes than wanted: with those there is no plan."""
 
@@ -57,7 +60,9 @@ class PlanningRound:
         running: RunningPlan | None,
         next_request_id: Callable[[], int],
         timings_only: bool = False,
+        roomier: PlanningProblem | None = None,
     ) -> None:
+        """``roomier``: the same question without what slots of a lower priority hold."""
         self.need: Final = need
         self.problem: Final = problem
         self.participant_hash: Final = participant_set_hash(problem)
@@ -65,7 +70,8 @@ class PlanningRound:
         self._slot: Final = slot
         self._next_request_id: Final = next_request_id
         self._timings_only: Final = timings_only
-        self._asked: dict[int, Literal["candidate", "current", "fallback", "damped"]] = {}
+        self._roomier: Final = roomier
+        self._asked: dict[int, Question] = {}
         self._answers: dict[str, Plan | PlanRefused] = {}
 
     def start(self) -> list[ComputePlan]:
@@ -107,7 +113,9 @@ class PlanningRound:
         request = self.problem.request
         if request.minimum_nodes > 1 and request.locked is None and "fallback" not in self._answers:
             return [self._ask("fallback", replace(self.problem, request=replace(request, minimum_nodes=1)))]
-        return Conclusion(refused=candidate)
+        if self._roomier is not None and "roomier" not in self._answers:
+            return [self._ask("roomier", replace(self._roomier, request=replace(request, minimum_nodes=1)))]
+        return Conclusion(refused=candidate, fits_in_more_room=isinstance(self._answers.get("roomier"), Plan))
 
     def _against_running(
         self, candidate: Plan | PlanRefused, judge_with: "Judgement"
@@ -137,9 +145,7 @@ class PlanningRound:
         plan = replace(halfway, placement=candidate.placement)
         return Conclusion(plan=plan, verdict=verdict, current=current, moved_by_timing=True)
 
-    def _ask(
-        self, kind: Literal["candidate", "current", "fallback", "damped"], problem: PlanningProblem
-    ) -> ComputePlan:
+    def _ask(self, kind: Question, problem: PlanningProblem) -> ComputePlan:
         request_id = self._next_request_id()
         self._asked[request_id] = kind
         return ComputePlan(request_id, self._slot, problem)

@@ -73,6 +73,8 @@ class SlotCoordinator:
         self.round: PlanningRound | None = None
         self.refused: PlanRefused | None = None
         self.withdrawn = False
+        self.needs_room = False
+        """It has no plan, and would have one if slots of a lower priority gave way."""
         self.participant_hash = ""
         """Of the last concluded round: while it stays the same there is no other round."""
         self._self_id: Final = self_id
@@ -111,16 +113,6 @@ class SlotCoordinator:
     def running(self) -> RunningPlan | None:
         """The plan that serves, or did until it broke."""
         return self.watch.running
-
-    def held_bytes(self) -> dict[NodeId, int]:
-        """What this slot's plan, or the one being placed, needs per node."""
-        serves = () if self.running is None else self.running.stages
-        begun = () if self.attempt is None else self.attempt.plan.stages
-        held = {stage.node_id: stage.required_bytes for stage in serves}
-        for stage in begun:
-            node_id = NodeId(stage.node_id)
-            held[node_id] = max(held.get(node_id, 0), stage.required_bytes)
-        return held
 
     # ------------------------------------------------------------------ inputs
 
@@ -171,6 +163,7 @@ class SlotCoordinator:
     def reconsider(self) -> None:
         """Forget what was considered or refused: a round may start."""
         self.participant_hash, self._refused_hash, self._round_not_before_us = "", "", 0
+        self.needs_room, self._check_at_us = False, 0
 
     def validate(self) -> None:
         """Internal invariants; asserts."""
@@ -322,6 +315,9 @@ class SlotCoordinator:
             running=self.running,
             next_request_id=self._next_request_id,
             timings_only=timeless_hash(problem) == self._planned_timeless,
+            roomier=None
+            if moment.firm_bytes == moment.held_bytes
+            else build_problem(moment.view, replace(terms, held_bytes=moment.firm_bytes), self._quantiser),
         )
         return list(self.round.start())
 
@@ -345,6 +341,7 @@ class SlotCoordinator:
             return self._place(concluded, answer, answer.plan, moment)
         if answer.refused is not None:
             self.refused, self._refused_hash = answer.refused, concluded.participant_hash
+            self.needs_room = answer.fits_in_more_room
             if self.running is not None and not self.watch.health.broken:
                 self.participant_hash = concluded.participant_hash
             return [self._decided(moment, "refused", f"{answer.refused.code}: {answer.refused.message}")]
