@@ -85,7 +85,14 @@ def origin(loaded: Loaded) -> dict[str, str]:
 
 
 def calibration_text(name: str) -> str:
-    """The TOML text of a built-in engine profile. ``ConfigurationError`` names the profiles that exist."""
+    """The TOML text of a built-in engine profile, or of a file (``….toml``). ``ConfigurationError`` names what exists."""
+    if name.endswith(".toml"):
+        try:
+            return Path(name).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise fault(
+                f"calibration profile {name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
     folder = resources.files("config") / "calibrations"
     known = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
     if name not in known:

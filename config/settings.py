@@ -154,7 +154,11 @@ class PlannerSettings(Section):
     context_length: int | None = Field(default=None, ge=1)
     parallel_lanes: int | None = Field(default=None, ge=1)
     performance_aware: bool = True
-    calibration: str = "skippy"
+    calibration: str = Field(
+        default="skippy",
+        max_length=4_096,
+        description="a shipped profile, or a file of `stagemesh calibrate --out`: ….toml",
+    )
     search_budget_ms: int = Field(default=250, ge=1, le=600_000)
     exclude_nodes: tuple[str, ...] = ()
     pin_stage0: str = ""

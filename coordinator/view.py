@@ -21,6 +21,7 @@ from coordinator.planner.problem import (
     PlanningProblem,
     PlanRequest,
 )
+from coordinator.planner.readout import as_placed
 from protocol.ids import NodeId, Slot
 from protocol.membership.member import Member
 from protocol.rows import LinkFact, NodeRow, StageFact
@@ -148,7 +149,7 @@ def build_problem(view: ClusterView, terms: ProblemTerms, quantiser: SignalQuant
     )
     quantiser.finish()
     return PlanningProblem(
-        model=terms.model,
+        model=as_placed(terms.model, terms.calibration),
         participants=participants,
         edges=edges,
         calibration=terms.calibration,

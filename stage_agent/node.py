@@ -128,8 +128,8 @@ async def _run_once(settings: Settings, read_again: Callable[[], Settings], swit
 
 
 def load_calibration(name: str) -> Calibration:
-    """The engine profile called ``name``. Raises ``ConfigurationError`` when there is none."""
-    return parse_profile(name, calibration_text(name)).calibration
+    """The engine profile called ``name``, or in the file ``name``. Raises ``ConfigurationError`` when there is none."""
+    return parse_profile(Path(name).name.removesuffix(".toml"), calibration_text(name)).calibration
 
 
 def open_models(settings: Settings, store: StateStore, library: ModelLibrary, journal: Journal) -> LocalModel | None:

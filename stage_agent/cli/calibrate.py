@@ -13,7 +13,8 @@ from coordinator.simulator.fitting import Fit, RunError, UnderDetermined, fit_pr
 from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.profiles import Profile, profile_text
 from protocol.errors import ConfigurationError, StagemeshError
-from stage_agent.cli.output import JsonOption, console, print_json
+from stage_agent.cli.calibrate_live import LIVE, calibrate_live, holds_live_runs
+from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds
 from stage_agent.cli.scenario_files import full_profiles, hardware_priors, read_text
 
@@ -27,10 +28,22 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate_command(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS.json", help="Measured runs, one object per run.")],
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUNS.json|live", help="Measured runs, one object per run; `live` asks the daemon for its plan's."
+        ),
+    ],
     *,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Only this engine. A file without runs of it is taken whole.")
+        str | None,
+        typer.Option(
+            "--profile", help="Only this engine. A file without runs of it is taken whole. Live: a profile's file."
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="FILE", help="Live: add this plan's run to FILE, and fit all in it."),
     ] = None,
     hold: Annotated[
         list[str] | None, typer.Option("--hold", help="Keep this parameter of the profile (repeatable).")
@@ -39,8 +52,12 @@ def calibrate_command(
     table: Annotated[bool, typer.Option("--table", help="Leave-one-out errors per engine, as Markdown.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the fitted profile (TOML).")] = None,
     as_json: JsonOption = False,
+    node: NodeOption = None,
 ) -> None:
     """Fit engine profiles to measured runs: error per run, which runs pull hardest, and what is not determined."""
+    if str(runs) == LIVE or holds_live_runs(runs):
+        calibrate_live(str(runs), node=node, keep=keep, profile=profile, out=out, as_json=as_json)
+        return
     measured = parse_runs(str(runs), read_text(runs))
     profiles, hardware = full_profiles(), hardware_priors()
     if table:

@@ -22,6 +22,7 @@ from stage_agent.addresses import free_ports
 from stage_agent.cli.client import get_json, post_json
 from stage_agent.demo.mesh import DemoNode, demo_mesh
 from stage_agent.demo.profile import DemoProfile, NodeShape, ShapedMachine, settings_text
+from stage_agent.node import load_calibration
 from tests.e2e.conftest import LiveMesh, told
 from tests.e2e.real_engine import MISSING_INSTRUCTION, real_model, real_programs
 
@@ -215,6 +216,31 @@ def test_the_measured_time_per_token_stands_beside_the_prediction(split) -> None
 
     split.watch.until("a measured time per token", 60, lambda: measured() is not None)
     assert 0 < measured() < 20_000_000
+
+
+def test_what_the_plan_measured_becomes_a_profile_that_the_planner_takes(split, tmp_path) -> None:
+    assert ask(split.node("gamma"), max_tokens=100, ignore_eos=True).status_code == 200
+
+    def enough() -> bool:
+        stages = get_json(split.mesh.nodes[0].api, "/api/v1/stages")["stages"]
+        return max(stage["tpot_tokens"] for stage in stages) >= 99
+
+    split.watch.until("the tokens' times told", 60, enough)
+    kept, fitted = tmp_path / "runs.json", tmp_path / "here.toml"
+    command = [sys.executable, "-m", "stage_agent", "calibrate", "live", "--json", "--node", split.node("beta").api]
+    done = subprocess.run(
+        [*command, "--keep", str(kept), "--out", str(fitted)], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    (run,) = document["runs"]
+    assert set(document["slowness"]) == set(COUNTS)
+    assert (
+        abs(run["error_after"]) < 0.05 < abs(run["error"])
+    )  # pretended bandwidths were wrong; the fit explains the run
+    assert [stage["layers"] for stage in json.loads(kept.read_text())["live_runs"][0]["stages"]] == [10, 12, 8]
+    calibration = load_calibration(str(fitted))
+    assert (calibration.name, calibration.topology) == ("here", "star")
 
 
 def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_answers(split, unsplit) -> None:
