@@ -41,16 +41,25 @@ def doctor_command(
 
 
 def examine(config: Path | None, node: str | None) -> list[Finding]:
-    """Every finding, local ones first. A broken configuration is the only finding when there is one."""
+    """Every finding, local ones first. A broken configuration is the only finding when there is one.
+
+    With a ``node`` and no ``config`` this machine's own state is somebody else's, and is left alone.
+    """
     try:
         loaded = load(config)
         api_token(loaded.settings)
     except ConfigurationError as error:
         return [Finding("configuration", "fail", str(error), "mend it; `stagemesh config check` says more")]
     where = str(loaded.file) if loaded.file else "defaults, no file"
-    findings = [Finding("configuration", "ok", f"{where}, {len(loaded.origins)} values set")]
     documents = _ask_daemon(node, loaded.settings)
-    findings += local_findings(loaded.settings, daemon_runs=not isinstance(documents, Finding))
+    if node is not None and config is None:  # another machine, or another daemon of this one: not what lies here
+        text = f"only the daemon at {node} is asked: nothing of this machine is looked at"
+        findings = [
+            Finding("scope", "note", text, "run `stagemesh doctor` there, or name its configuration with --config")
+        ]
+    else:
+        findings = [Finding("configuration", "ok", f"{where}, {len(loaded.origins)} values set")]
+        findings += local_findings(loaded.settings, daemon_runs=not isinstance(documents, Finding))
     return [*findings, documents] if isinstance(documents, Finding) else findings + mesh_findings(*documents)
 
 

@@ -17,8 +17,9 @@ from typing import Literal
 
 from config.load import state_dir
 from config.settings import Settings
-from protocol.errors import ConfigurationError, IdentityError, ModelError
+from protocol.errors import ConfigurationError, IdentityError, ModelError, StateError
 from protocol.quic.identity import Identity
+from protocol.quic.mesh_files import Membership, load_membership
 from stage_agent.runtimes.factory import engine_label
 
 Verdict = Literal["ok", "note", "fail"]
@@ -72,14 +73,44 @@ def check_state(directory: Path) -> Finding:
 
 
 def check_identity(directory: Path) -> Finding:
-    """Is there a key, and only ours to read."""
+    """Is there a key, only ours to read, and does the mesh take it."""
     try:
         identity = Identity.load(directory)
     except IdentityError as error:
         return Finding("identity", "fail", str(error), "follow the line above")
     except OSError as error:
         return Finding("identity", "fail", f"{directory}: {error.strerror}", "run doctor as the user of the daemon")
-    return Finding("identity", "ok", f"node {identity.node_id}")
+    try:
+        mesh = load_membership(directory)
+    except StateError as error:
+        return Finding("identity", "fail", str(error), "follow the line above")
+    if mesh is None:
+        return Finding(
+            "identity",
+            "fail",
+            f"node {identity.node_id} is in no mesh",
+            "run `stagemesh init` or `stagemesh join TOKEN`",
+        )
+    return _standing(identity, mesh)
+
+
+def _standing(identity: Identity, mesh: Membership) -> Finding:
+    node_id, book = identity.node_id, mesh.book()
+    if (successor := book.successor(node_id)) == (identity.successor or None) is not None:
+        return Finding(
+            "identity", "ok", f"node {successor} in mesh {mesh.name} from the next start on: its key was rotated"
+        )
+    if barred := book.barred_as(node_id):
+        return Finding(
+            "identity",
+            "fail",
+            f"node {node_id} is {barred} in mesh {mesh.name}",
+            "`stagemesh join TOKEN` with a token from a member makes a new identity",
+        )
+    if node_id not in book:
+        text = f"nobody who is admitted vouches for node {node_id} in mesh {mesh.name}"
+        return Finding("identity", "fail", text, "start the daemon so that it hears of new statements, else join anew")
+    return Finding("identity", "ok", f"node {node_id} in mesh {mesh.name}")
 
 
 def check_clock() -> Finding:

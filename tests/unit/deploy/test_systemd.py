@@ -54,7 +54,7 @@ def test_what_the_agent_relies_on_is_there():
         "DynamicUser=yes",
         "StateDirectory=stagemesh",
         "CacheDirectory=stagemesh",
-        "RestartPreventExitStatus=2",
+        "RestartPreventExitStatus=2 6",
         "ExecReload=/bin/sh -c 'kill -HUP ${MAINPID}'",
     ):
         assert line in lines
