@@ -11,6 +11,7 @@ node that is needed: nodes that flapped settle for 8 s × 2^flaps, nodes that fa
 """
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,17 +42,20 @@ class SeedFailedError(AssertionError):
 class Outcome:
     """A run that kept every invariant."""
 
-    mesh: BallotMesh
+    seed: int
+    nodes: int
+    counts: Counter[str]
+    """What went wrong and what was decided, by kind."""
+    history: tuple[str, ...]
+    activations: int
+    """Stages that confirmed."""
+    requests: int
+    """Completed ones, opening and end included."""
     requests_in_storms: int
     healed_us: int
     """From healing to convergence, everything counted."""
     counted_us: int
     """The same without moments in which a needed node was backing off."""
-
-    @property
-    def requests(self) -> int:
-        """All completed ones."""
-        return self.mesh.checkers.completed_requests
 
 
 def run_seed(seed: int, variant: Variant | None = None, *, short: bool = False, storms: int = STORMS) -> Outcome:
@@ -77,7 +81,17 @@ def run_scenario(scenario: Scenario, variant: Variant | None = None) -> Outcome:
         _await_convergence(mesh, "a second time")
     except (ViolationError, AssertionError) as error:
         raise SeedFailedError(scenario, str(error) or repr(error), mesh) from error
-    return Outcome(mesh, in_storms, healed_us, counted_us)
+    return Outcome(
+        seed=scenario.seed,
+        nodes=len(mesh.node_ids),
+        counts=mesh.counts,
+        history=tuple(mesh.history),
+        activations=mesh.checkers.activations,
+        requests=mesh.checkers.completed_requests,
+        requests_in_storms=in_storms,
+        healed_us=healed_us,
+        counted_us=counted_us,
+    )
 
 
 def heal(mesh: BallotMesh) -> None:
@@ -140,8 +154,8 @@ def main(words: list[str]) -> None:
         print(scenario.to_text(), end="")
         return
     outcome = run_scenario(scenario)
-    print("\n".join(outcome.mesh.history))
-    print(f"{outcome.requests} requests, {outcome.mesh.checkers.activations} activations: all invariants hold")
+    print("\n".join(outcome.history))
+    print(f"{outcome.requests} requests, {outcome.activations} activations: all invariants hold")
 
 
 if __name__ == "__main__":

@@ -292,7 +292,12 @@ class Process:
             return
         self.carry(self.agent.on_runtime(stage.Loaded(slot, ballot), now_us))
         if self.mesh.chance(weather.runtime_death_milli):
-            self.later(self.mesh.random.randrange(20 * SECOND), lambda: self.die(slot, ballot))
+            self.later(self.mesh.random.randrange(20 * SECOND), lambda: self.die_of_weather(slot, ballot))
+
+    def die_of_weather(self, slot: Slot, ballot: PlanEpoch) -> None:
+        """Unless the weather has turned."""
+        if self.mesh.weather.runtime_death_milli:
+            self.die(slot, ballot)
 
     def die(self, slot: Slot, ballot: PlanEpoch) -> None:
         weights = self.loads.get((slot, ballot))

@@ -74,7 +74,9 @@ class Scenario:
 def read_scenario(path: Path) -> Scenario:
     """A case as it was written by ``to_text``."""
     document: dict[str, Any] = json.loads(path.read_text())
-    faults = tuple(Fault(**{**each, "numbers": tuple(each.get("numbers", ()))}) for each in document.pop("faults"))
+    faults = tuple(
+        Fault(**{"at_us": 0, **each, "numbers": tuple(each.get("numbers", ()))}) for each in document.pop("faults")
+    )
     return Scenario(**document, faults=faults)
 
 

@@ -4,24 +4,24 @@ import pytest
 
 from tests.simulation.ballot_bugs import BUGS
 from tests.simulation.ballot_chaos import SeedFailedError, run_seed
-from tests.simulation.ballot_mesh import SECOND, Variant
+from tests.simulation.ballot_mesh import Variant
 
 SEEDS = 200
-FOUND_BEFORE = {
-    "a fence that is off by one": 30,
-    "a promise that is not persisted before the reply": 20,
-    "a ballot without the instance and a cloned id": 20,
-    "frames accepted without the epoch": 34,
+LIKELY = {
+    "a fence that is off by one": 145,
+    "a ballot without the instance and a cloned id": 55,
+    "frames accepted without the epoch": 28,
 }
-"""First seeds that are skipped: an earlier run showed that they do not find it. The limit counts from 0 all the same."""
+"""Where to look first: an earlier run found it soon after. All 200 are looked at before it counts as not found."""
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found_within_two_hundred_seeds(name):
     variant, invariant = BUGS[name]
-    for seed in range(FOUND_BEFORE.get(name, 0), SEEDS):
+    first = LIKELY.get(name, 0)
+    for seed in [*range(first, SEEDS), *range(first)]:
         try:
-            run_seed(seed, variant, chaos_us=60 * SECOND)
+            run_seed(seed, variant, short=True, storms=2)
         except SeedFailedError as error:
             if error.problem.startswith(f"invariant {invariant}:"):
                 return
@@ -30,4 +30,4 @@ def test_a_planted_bug_is_found_within_two_hundred_seeds(name):
 
 def test_a_cloned_identity_alone_breaks_nothing():
     for seed in range(20, 26):
-        run_seed(seed, Variant(clones=True), chaos_us=60 * SECOND)
+        run_seed(seed, Variant(clones=True), short=True, storms=2)

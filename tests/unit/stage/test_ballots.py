@@ -90,6 +90,25 @@ def test_force_and_the_death_of_the_coordinator_end_stickiness():
     assert isinstance(replies(tell(orphaned, prepare(ballot(2, "rival")), SECOND))[0], Promise)
 
 
+def test_a_ballot_that_was_given_up_keeps_no_rival_out():
+    made = agent()
+    tell(made, prepare(ballot(1)), 0)
+    tell(made, abort(ballot(1)), SECOND)
+    (promise,) = replies(tell(made, prepare(ballot(2, "rival")), 2 * SECOND))
+    assert isinstance(promise, Promise)
+
+
+def test_after_a_failed_replacement_the_coordinator_of_what_serves_still_keeps_rivals_out():
+    made = agent()
+    serve(made, ballot(1))
+    tell(made, prepare(ballot(2)), 60 * SECOND)
+    tell(made, abort(ballot(2)), 61 * SECOND)
+    tell(made, keepalive(ballot(1)), 80 * SECOND)
+    nack = refusal(tell(made, prepare(ballot(3, "rival")), 85 * SECOND)[1:])
+    assert (nack.reason, nack.retry_after_us) == ("sticky", 5 * SECOND)
+    assert isinstance(replies(tell(made, prepare(ballot(3, "rival")), 90 * SECOND))[0], Promise)
+
+
 def test_a_restarted_coordinator_is_not_kept_out_by_its_own_past():
     made = agent()
     tell(made, prepare(ballot(1, instance="c" * 32)), 0)

@@ -1,0 +1,50 @@
+"""Situations in which a seed found a mistake once, each built on purpose: seeds do not survive a change of the generator."""
+
+from dataclasses import replace
+
+from coordinator.planner.problem import LockedStage, LockedTopology
+from tests.simulation.ballot_mesh import BallotMesh
+from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, leader, mesh, run, slot
+
+
+def wish(made: BallotMesh, *stages: LockedStage) -> None:
+    """From now on the model is wanted with exactly this split, by every node."""
+    made.specs = (replace(made.specs[0], locked=LockedTopology(stages)),)
+    for process in made.live():
+        made.run_in(
+            process, lambda process=process: process.carry(process.coordinator.serve(made.specs, process.now_us))
+        )
+
+
+def test_a_node_is_not_blamed_for_a_retirement_that_its_coordinator_asked_for():
+    made = mesh({A: 8, B: 8}, 6)
+    run(made, 30)
+    (before,) = slot(made).nodes
+    other = B if before == A else A
+    wish(made, LockedStage(before, 0, 7), LockedStage(other, 7, 8))
+    retired = False
+    for _ in range(80):
+        run(made, 0.25)
+        retired |= not slot(made).routable
+        assert not slot(made).left_out, "the node that made room for the new plan is left out of it"
+    assert retired, "both plans fitted side by side: the case was not met"
+    assert slot(made).nodes == (before, other)
+
+
+def test_a_stage_of_a_higher_ballot_that_never_became_a_plan_is_cleared_away():
+    made = mesh({A: 16, B: 8, C: 8, D: 8}, 4)
+    wish(made, LockedStage(B, 0, 4), LockedStage(C, 4, 8))
+    run(made, 30)
+    before = slot(made).ballot
+    assert (leader(made).node_id, slot(made).nodes) == (A, (B, C))
+    wish(made, LockedStage(C, 0, 4), LockedStage(D, 4, 8))
+    while made.processes[D][0].agent.record(SLOT).active is None:
+        run(made, 0.001)
+    made.crash(made.processes[A][0])  # D serves its part already; C never will
+    assert made.processes[D][0].agent.record(SLOT).active.ballot > before
+    wish(made, LockedStage(B, 0, 4), LockedStage(C, 4, 8))
+    run(made, 60)
+    assert made.checkers.converged() == ""
+    assert slot(made).ballot == before
+    assert made.processes[D][0].agent.record(SLOT).active is None
+    assert not made.processes[D][0].loads
