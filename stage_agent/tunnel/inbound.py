@@ -57,19 +57,21 @@ class Inbound:
     def receive(self) -> None:
         """Read what there is, up to the buffer's size, and pass it on. Nothing may be undelivered."""
         assert not self._spans
-        size = 0
-        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        size, read, box = 0, self._channel.read, self._box
+        try:
             # A record is always read whole, so OpenSSL never holds bytes of which the socket knows nothing.
-            while size <= BOX_BYTES - RECORD_BYTES and not self.ended:
-                part = int(self._channel.read(RECORD_BYTES, self._box[size:]))
-                if not part:
-                    raise EOFError("the tunnel's stream ended before its end")
+            while size <= BOX_BYTES - RECORD_BYTES:
+                part = int(read(RECORD_BYTES, box[size:]))
                 size += part
                 if part < RECORD_BYTES:
+                    if not part:
+                        raise EOFError("the tunnel's stream ended before its end")
                     break
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
         if size:
             self.heard_s = time.monotonic()
-            self._parse(self._box[:size])
+            self._parse(box[:size])
             self.deliver()
 
     def deliver(self) -> None:
