@@ -4,6 +4,7 @@ Sections are frozen pydantic models; a core is given its own section and nothing
 measurement, DECISIONS.md or the protocol document says so. Environment: ``STAGEMESH_<SECTION>__<KEY>``.
 """
 
+import ipaddress
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -108,6 +109,25 @@ class QuicSettings(Section):
     conditioner_file: str = Field(default="", description="TOML of shaped links, reread when it changes")
 
 
+class DiscoverySettings(Section):
+    """Finding peers on the local network by multicast DNS; it never lets anybody in."""
+
+    lan: bool = Field(default=False, description="announce this node and dial admitted ones; needs the extra `lan`")
+    interfaces: tuple[str, ...] = Field(
+        default=(), max_length=16, description="IP addresses of the interfaces to use; empty = all"
+    )
+
+    @field_validator("interfaces")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ipaddress.ip_address(each)
+            except ValueError:
+                raise ValueError(f"{each!r} is not an IP address of this machine, as in 192.168.1.10") from None
+        return value
+
+
 class ElectionSettings(Section):
     """Settle barrier and campaign back-off (PROTOCOL §3–4, DESIGN §10)."""
 
@@ -155,9 +175,9 @@ class PlannerSettings(Section):
     parallel_lanes: int | None = Field(default=None, ge=1)
     performance_aware: bool = True
     calibration: str = Field(
-        default="skippy",
+        default="",
         max_length=4_096,
-        description="a shipped profile, or a file of `stagemesh calibrate --out`: ….toml",
+        description="a shipped profile, or a file of `stagemesh calibrate --out`: ….toml; empty = the engine's own",
     )
     search_budget_ms: int = Field(default=250, ge=1, le=600_000)
     exclude_nodes: tuple[str, ...] = ()
@@ -298,6 +318,7 @@ class Settings(Section):
     membership: MembershipSettings = MembershipSettings()
     links: LinkSettings = LinkSettings()
     quic: QuicSettings = QuicSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
     election: ElectionSettings = ElectionSettings()
     assignment: AssignmentSettings = AssignmentSettings()
     replan: ReplanSettings = ReplanSettings()

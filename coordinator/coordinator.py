@@ -70,7 +70,7 @@ class Coordinator:
             assignment=assignment,
             replan=replan,
             planner=planner,
-            calibration=calibration or Calibration(name=planner.calibration),
+            calibration=calibration or Calibration(name=planner.calibration or "skippy"),
         )
         self._campaign: Final = Campaign(
             node_id=node_id, instance=instance, last_term=last_term, settings=election, random=random

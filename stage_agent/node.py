@@ -33,6 +33,8 @@ from stage_agent.api.app import build_app
 from stage_agent.api.server import ApiListener, bind_api, serve_api
 from stage_agent.assembly import Assembled, Prepared, assemble
 from stage_agent.clock import monotonic_us
+from stage_agent.discovery.hints import Hints, tag_of
+from stage_agent.discovery.lan import LanDiscovery, require_zeroconf
 from stage_agent.journal import Journal
 from stage_agent.library import LocalModel, ModelLibrary
 from stage_agent.mesh_book import MeshBook
@@ -77,8 +79,10 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
 
 async def _run_once(settings: Settings, read_again: Callable[[], Settings], switches: Switches) -> None:
     """The node under the identity that it has now, until asked to stop."""
+    if settings.discovery.lan:
+        require_zeroconf()
     directory = state_dir(settings)
-    calibration = load_calibration(settings.planner.calibration)
+    calibration = load_calibration(settings.planner.calibration or OWN_PROFILE.get(settings.runtime.kind, "skippy"))
     mesh, identity = load_membership(directory), Identity.load(directory)
     if mesh is None:
         raise IdentityError(
@@ -125,6 +129,10 @@ async def _run_once(settings: Settings, read_again: Callable[[], Settings], swit
                 engine=engine,
             )
             await _live(prepared, listener, read_again, switches)
+
+
+OWN_PROFILE = {"llama_cpp": "llama-cpp-rpc", "reference": "reference"}
+"""What prices plans when nobody names a profile, by engine; other engines are taken for a plain chain."""
 
 
 def load_calibration(name: str) -> Calibration:
@@ -202,6 +210,8 @@ async def _serve(
     timers = tasks.create_task(driver.run_timers(), name="timers")
     watch = tasks.create_task(node.events.watch(), name="paths")
     lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag), name="loop lag")
+    if settings.discovery.lan:
+        tasks.create_task(_discovery(prepared, node, tasks).run(), name="lan discovery")
     notifier = SystemdNotifier()
     watchdog = tasks.create_task(_report(notifier, picture), name="systemd")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _Reloader(prepared, operations, read_again))
@@ -222,6 +232,22 @@ async def _serve(
     await proxy.close()
     for task in (api, timers, watch, lag, watchdog, transport):
         task.cancel()
+
+
+def _discovery(prepared: Prepared, node: Assembled, tasks: asyncio.TaskGroup) -> LanDiscovery:
+    """Looks for peers on the local network."""
+    book, who, driver = prepared.book.book, prepared.who, node.driver
+    return LanDiscovery(
+        prepared.settings.discovery,
+        tag=tag_of(book.mesh_id, who.node_id),
+        addresses=who.addresses,
+        hints=Hints(book, who.node_id),
+        dial=lambda address, peer: driver.post(lambda: node.transport.dial(address, peer)),
+        connected=lambda: node.transport.connected,
+        clock_us=monotonic_us,
+        journal=prepared.journal,
+        tasks=tasks,
+    )
 
 
 async def _say_goodbye(node: Assembled, switches: Switches) -> None:

@@ -62,7 +62,7 @@ def configure(mesh, name: str, model: Path | None, programs: dict[str, str]) -> 
             "stop_grace_us": 2_000_000,
             **programs,
         },
-        "planner": {"context_length": 1024, "parallel_lanes": 1, "calibration": "llama-cpp-rpc"},
+        "planner": {"context_length": 1024, "parallel_lanes": 1},  # priced by the engine's own profile
         "election": {"settle_us": 3_000_000},
         "assignment": {"culprit_backoff_us": 1_000_000},
         "log": {"format": "json"},
