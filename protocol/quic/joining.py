@@ -37,6 +37,10 @@ _REFUSALS = {
 }
 
 
+class InviterUnreachable(JoinError):  # noqa: N818 - it names the situation
+    """Nobody answered at the token's addresses."""
+
+
 class Joining:
     """One attempt over one address (a ``Conversation``). Ends with an answer or a reason in ``outcome``."""
 
@@ -196,7 +200,7 @@ def _judge(answer: JoinAccepted | JoinRefused | str, token: JoinToken, identity:
     if answer == "version":
         raise JoinError(f"the node at {where} speaks a newer protocol: upgrade stagemesh on this machine")
     if isinstance(answer, str):
-        raise JoinError(
+        raise InviterUnreachable(
             f"cannot reach the inviter at {where} within {CONNECT_S:.0f} s: check that `stagemesh run` runs there and that"
             " UDP or TCP passes (or invite again with --address host:port)"
         )

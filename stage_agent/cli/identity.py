@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,16 +26,21 @@ from protocol.quic.address import parse_address
 from protocol.quic.identity import FILE_NAME as IDENTITY_FILE
 from protocol.quic.identity import Identity
 from protocol.quic.invites import InviteBox
+from protocol.quic.joining import InviterUnreachable
 from protocol.quic.joining import join as redeem
 from protocol.quic.mesh_files import FILE_NAME as MESH_FILE
 from protocol.quic.mesh_files import Membership, found_mesh, load_membership, store_first
 from stage_agent.addresses import own_addresses
 from stage_agent.cli.output import JsonOption, print_json
+from stage_agent.discovery.hints import tag_of
+from stage_agent.discovery.lan import find, require_zeroconf
 
 _NAME = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MESH_NAME_MAX - 2}}}[a-z0-9])?")
 _TTL = re.compile(r"([1-9][0-9]{0,8})([smhd]?)")
 _TTL_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 TTL_MAX_S = 30 * 86_400
+FIND_S = 3.0
+"""How long the inviter is looked for on the local network."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of the default place.")]
 StateOption = Annotated[
@@ -109,13 +115,18 @@ def invite_command(
 def join_command(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token, a file that holds it, or - for stdin.")],
     *,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="Look for the inviter on this network too, if it announces itself there.")
+    ] = False,
     config: ConfigOption = None,
     state_dir: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Join the mesh of the node that made TOKEN. Creates this node's identity when there is none, or it was revoked."""
     invitation = decode_token(_token_text(token))
-    settings, directory = _place(config, state_dir)
+    settings, directory = _place(config, state_dir, lan=lan)
+    if settings.discovery.lan:
+        require_zeroconf()
     present = load_membership(directory)
     if present is not None and not _is_barred(directory, present):
         raise JoinError(
@@ -165,15 +176,30 @@ def _same(config: Path | None, state_dir: Path | None) -> str:
 def _redeem_or_undo(identity: Identity, token: JoinToken, settings: Settings, made: Path | None) -> Membership:
     """Redeem; a refusal takes back the identity file that this very command made."""
     try:
-        return asyncio.run(redeem(identity, token, settings.node.name or socket.gethostname()[:64] or "node"))
+        return _redeem(identity, token, settings)
     except (JoinError, AddressError):
         if made is not None:
             made.unlink(missing_ok=True)
         raise
 
 
-def _place(config: Path | None, state_dir: Path | None) -> tuple[Settings, Path]:
-    settings = load_settings(config, {"node.state_dir": str(state_dir.absolute()) if state_dir is not None else None})
+def _redeem(identity: Identity, token: JoinToken, settings: Settings) -> Membership:
+    """At the token's addresses, and where the inviter announces itself on this network if it is not there."""
+    name = settings.node.name or socket.gethostname()[:64] or "node"
+    try:
+        return asyncio.run(redeem(identity, token, name))
+    except InviterUnreachable:
+        if not settings.discovery.lan:
+            raise
+        found = asyncio.run(find(settings.discovery, tag_of(token.mesh_id, token.inviter), FIND_S))
+        if not found:
+            raise
+    return asyncio.run(redeem(identity, replace(token, addresses=found), name))
+
+
+def _place(config: Path | None, state_dir: Path | None, *, lan: bool = False) -> tuple[Settings, Path]:
+    where = str(state_dir.absolute()) if state_dir is not None else None
+    settings = load_settings(config, {"node.state_dir": where, "discovery.lan": True if lan else None})
     return settings, state_dir_of(settings)
 
 
