@@ -8,11 +8,13 @@ from protocol.membership import (
     Rejected,
     Send,
 )
+from protocol.membership.signing import label_of
 from protocol.messages import (
     Ack,
     GossipPush,
     Ping,
     PingRequest,
+    RowRequest,
 )
 from protocol.rows import Accusation
 from tests.simulation.membership_mesh import identity
@@ -132,6 +134,35 @@ def test_a_node_declared_dead_answers_with_a_higher_row() -> None:
     assert bench.core.own_row.seq > before.seq
     rows = [row for send in sent(effects, GossipPush) for row in send.message.gossip.rows]  # type: ignore[union-attr]
     assert len(rows) == 1
+
+
+def test_a_node_whose_very_row_was_buried_outdoes_it_when_the_accuser_insists() -> None:
+    """A suspicion is refuted without a new row, so the row may lie in the grave of who buries it afterwards."""
+    bench = Bench()
+    bench.connect(1)
+    me, accuser = bench.me.node_id, identity(1).node_id
+    for verdict in ("suspect", "dead"):
+        charge = Accusation(node_id=me, boot_counter=5, incarnation=0, verdict=verdict, accuser=accuser)  # type: ignore[arg-type]
+        bench.gossip(1, accusations=(charge,))
+    assert bench.core.own_row is not None
+    shown = bench.core.own_row.seq
+    bench.run(3, bench.answer_pings_of(1))
+    effects = bench.gossip(1, accusations=(charge,))
+    rows = [row for send in sent(effects, GossipPush) for row in send.message.gossip.rows]  # type: ignore[union-attr]
+    assert [label_of(row).version for row in rows] == [(5, shown + 1)]
+    assert bench.gossip(1, accusations=(charge,)), "answered"
+    assert bench.core.own_row.seq == shown + 1, "a burst makes one row"
+
+
+def test_a_dead_node_that_is_connected_is_asked_for_the_row_that_others_tell_of() -> None:
+    bench = Bench()
+    bench.connect(1)
+    bench.connect(2)
+    bench.kill(2)
+    effects = bench.gossip(1, rows=(bench.row(2, 50),))
+    assert [send.peer for send in sent(effects, RowRequest)] == [identity(2).node_id]
+    bench.gossip(2, rows=(bench.row(2, 50),))
+    assert bench.state(2) == "alive"
 
 
 def test_a_higher_row_of_a_dead_node_told_by_others_is_held_back_until_contact() -> None:

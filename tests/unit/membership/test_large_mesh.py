@@ -1,0 +1,51 @@
+"""A mesh too large for a connection between every pair: few links are kept settled and told, the rest is estimated."""
+
+from config.settings import LinkSettings, MembershipSettings
+from protocol.links import is_settled
+from protocol.messages import GossipPush
+from protocol.rows import Coordinate
+from tests.simulation.membership_mesh import identity
+from tests.unit.membership.hands import SECOND, Bench, sent
+
+SETTINGS = MembershipSettings(max_connections=4, probe_everyone_up_to=2)
+
+
+def large(connected: int) -> Bench:
+    bench = Bench(settings=SETTINGS)
+    bench.connect(1)
+    bench.gossip(1, rows=tuple(bench.row(number, 1) for number in range(2, 10)))
+    for number in range(2, connected + 1):
+        bench.connect(number)
+    bench.run(60, bench.answer_pings_of(*range(1, connected + 1)))
+    return bench
+
+
+def test_the_row_tells_of_links_that_are_kept_settled_and_carries_the_coordinate() -> None:
+    row = large(4).core.own_row
+    assert row is not None
+    assert row.coordinate is not None
+    assert {link.target for link in row.links} <= {identity(number).node_id for number in range(1, 5)}
+    assert row.links
+    assert all(is_settled(link, LinkSettings()) and not link.estimated for link in row.links)
+
+
+def test_an_estimate_is_asked_for_and_stands_in_no_row() -> None:
+    bench = large(4)
+    there = identity(9).node_id
+    assert bench.core.estimate_rtt_us(bench.me.node_id, there) is None, "who tells no coordinate cannot be estimated"
+    bench.gossip(1, rows=(bench.row(9, 2, coordinate=Coordinate(x_us=30_000, height_us=100, error_milli=200)),))
+    estimate = bench.core.estimate_rtt_us(bench.me.node_id, there)
+    assert estimate is not None
+    assert estimate >= 20_000
+    assert bench.core.own_row is not None
+    assert there not in {link.target for link in bench.core.own_row.links}
+
+
+def test_a_transfer_makes_any_link_worth_telling() -> None:
+    bench = large(4)
+    peer = identity(8).node_id
+    bench.core.on_transfer(peer, "send", 50_000_000, SECOND, "link", bench.now_us)
+    effects = bench.run(70, bench.answer_pings_of(1, 2, 3, 4))
+    assert bench.core.own_row is not None
+    assert [link.send_bytes_per_s for link in bench.core.own_row.links if link.target == peer] == [50_000_000]
+    assert sent(effects, GossipPush)
