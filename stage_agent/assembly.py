@@ -92,7 +92,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     coordinator = _coordinator(prepared)
     agent = _agent(prepared)
     link = BulkStageLink(transport, who.node_id)
-    tunnels = Tunnels(transport)
+    tunnels = Tunnels(transport, ledger=prepared.journal.tunnels)
     artifacts = _artifacts(prepared, membership, transport, tasks, lambda: driver.post(driver.row_changed))
     runner = StageRunner(
         settings=settings.runtime,

@@ -1,13 +1,20 @@
 """What happened, told three ways at once: the log, the ring of events that the API shows, and the counters."""
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import structlog
 
+from protocol.quic.interface import REASONS
 from stage_agent.api.events import DurationHistogram, EventLog
 from stage_agent.api.snapshot import CounterView, Event
 from stage_agent.clock import monotonic_us, wall_text
+from stage_agent.stage.effects import CountKind
+from stage_agent.stage.frames import FrameOutcome
+from stage_agent.tunnel.ledger import FAULTS, Ledger
+
+REFUSED_FRAMES = sorted({*get_args(FrameOutcome), *get_args(CountKind)} - {"accept"})
+"""A counter must be there, at zero, before the first event: a rate over a series that begins at one sees nothing."""
 
 Severity = Literal["debug", "info", "warning", "error"]
 
@@ -24,6 +31,7 @@ class Journal:
         self.assignments: Counter[str] = Counter()
         self.replans: Counter[tuple[str, str]] = Counter()
         self.search = DurationHistogram()
+        self.tunnels = Ledger()
 
     def tell(self, kind: str, text: str, severity: Severity = "info", **fields: Any) -> None:
         """Log ``kind`` with ``fields`` and remember it with ``text`` for people. Fields must be ready for JSON."""
@@ -39,10 +47,13 @@ class Journal:
         """All totals; ``refused`` are the transport's own rejects by reason."""
         return CounterView(
             gossip_bytes={"sent": sent, "received": received},
-            gossip_rejected=dict(self.rejected + refused),
-            stale_frames=dict(self.stale_frames),
+            gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + refused),
+            stale_frames=dict.fromkeys(REFUSED_FRAMES, 0) | dict(self.stale_frames),
             claims=dict(self.claims),
             assignments=dict(self.assignments),
             replans=dict(self.replans),
             plan_search=self.search.view(),
+            tunnel_bytes=self.tunnels.bytes_by_peer(),
+            tunnel_errors={fault: self.tunnels.errors[fault] for fault in FAULTS},
+            tunnels_open=self.tunnels.active,
         )

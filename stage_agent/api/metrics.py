@@ -42,6 +42,7 @@ class SnapshotCollector(Collector):
         yield from _plan_metrics(snapshot)
         yield from _plan_shape_metrics(snapshot)
         yield from _counter_metrics(snapshot.counters)
+        yield from _tunnel_metrics(snapshot)
 
 
 def build_registry(view: NodeSnapshotSource) -> CollectorRegistry:
@@ -227,3 +228,17 @@ def _counter_metrics(counters: CounterView) -> Iterator[Metric]:
         buckets = [("+Inf" if b == float("inf") else str(b), float(n)) for b, n in counters.plan_search.buckets]
         search.add_metric((), buckets, counters.plan_search.total_seconds)
     yield search
+
+
+def _tunnel_metrics(snapshot: NodeSnapshot) -> Iterator[Metric]:
+    names, counters = names_of(snapshot), snapshot.counters
+    totals: dict[tuple[str, str], int] = {}
+    for member in snapshot.members:
+        if not member.is_self:
+            totals |= {(names[member.node_id], direction): 0 for direction in ("send", "receive")}
+    for (peer, direction), size in counters.tunnel_bytes.items():
+        key = (names.get(peer, peer), direction)
+        totals[key] = totals.get(key, 0) + size
+    yield _counter("tunnel_bytes", "Engine traffic through tunnels.", ("peer", "direction"), totals)
+    yield _counter("tunnel_errors", "Tunnel connections refused or broken.", ("reason",), counters.tunnel_errors)
+    yield _gauge("tunnel_connections", "Engine connections in tunnels now.", (), [((), counters.tunnels_open)])

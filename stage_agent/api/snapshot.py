@@ -152,6 +152,11 @@ class CounterView:
     replans: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(reason, outcome) → count."""
     plan_search: HistogramView = HistogramView()
+    tunnel_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(peer's node id, ``send`` or ``receive``) → bytes of engines."""
+    tunnel_errors: Mapping[str, int] = field(default_factory=dict)
+    """Why tunnel connections were refused or broke → count."""
+    tunnels_open: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
-from protocol.quic.interface import Direction
-
 Fault = Literal["busy", "door", "engine", "peer", "protocol", "reset", "stopped", "timeout"]
 """Why a connection came to nothing or broke: too many at once; no such door, or not for this peer; the engine behind the
 door does not accept; the peer cannot be reached or refuses; it broke the tunnel's own rules; either side broke off; this
@@ -49,7 +47,7 @@ class Ledger:
 
     errors: Counter[Fault] = field(default_factory=Counter)
     opened: int = 0
-    _ended: Counter[tuple[str, Direction]] = field(default_factory=Counter)
+    _ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     _live: dict[int, tuple[str, Carrying]] = field(default_factory=dict)
 
     @property
@@ -72,7 +70,7 @@ class Ledger:
         if fault is not None:
             self.errors[fault] += 1
 
-    def bytes_by_peer(self) -> Mapping[tuple[str, Direction], int]:
+    def bytes_by_peer(self) -> Mapping[tuple[str, str], int]:
         """Peer and direction → bytes, up to this moment."""
         totals = Counter(self._ended)
         for peer, carried in self._live.values():

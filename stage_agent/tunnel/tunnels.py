@@ -84,11 +84,11 @@ class Listener:
 class Tunnels:
     """All tunnels of this node. ``serve`` is the handler of incoming bulk streams of ``TUNNEL_KIND``."""
 
-    def __init__(self, opener: BulkOpener, *, keepalive_s: float = KEEPALIVE_S) -> None:
+    def __init__(self, opener: BulkOpener, *, keepalive_s: float = KEEPALIVE_S, ledger: Ledger | None = None) -> None:
         self._opener = opener
         self._keepalive_s = keepalive_s
         self._doors: dict[str, Door] = {}
-        self.ledger = Ledger()
+        self.ledger = ledger if ledger is not None else Ledger()
 
     @property
     def counters(self) -> TunnelCounters:

@@ -1,7 +1,7 @@
 """A mesh to look at, a source that shows it, and a sink that remembers what it was asked. Real doubles, no mocks."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
@@ -109,6 +109,9 @@ COUNTERS = CounterView(
     claims={"won": 3},
     assignments={"active": 4},
     replans={("node_lost", "replaced"): 5},
+    tunnel_bytes={(BETA, "send"): 7},
+    tunnel_errors={"busy": 1, "reset": 0},
+    tunnels_open=2,
 )
 
 
@@ -116,12 +119,7 @@ def picture(**changes) -> NodeSnapshot:
     """A joined node of a mesh of three that serves its stage; ``changes`` replace fields."""
     search = DurationHistogram()
     search.observe(3_000)
-    counters = CounterView(
-        **{name: getattr(COUNTERS, name) for name in ("gossip_bytes", "gossip_rejected", "stale_frames", "claims")},
-        assignments=COUNTERS.assignments,
-        replans=COUNTERS.replans,
-        plan_search=search.view(),
-    )
+    counters = replace(COUNTERS, plan_search=search.view())
     fields = {
         "now_us": 90_000_000,
         "started_us": 30_000_000,

@@ -75,6 +75,12 @@ S = {"slot": "default"}
         ("gossip_bytes_total", {"direction": "sent"}, 10),
         ("gossip_rejected_total", {"reason": "oversized"}, 1),
         ("quic_connections", {}, 2),
+        ("tunnel_bytes_total", {"peer": "beta", "direction": "send"}, 7),
+        ("tunnel_bytes_total", {"peer": "beta", "direction": "receive"}, 0),
+        ("tunnel_bytes_total", {"peer": "gone", "direction": "send"}, 0),
+        ("tunnel_errors_total", {"reason": "busy"}, 1),
+        ("tunnel_errors_total", {"reason": "reset"}, 0),
+        ("tunnel_connections", {}, 2),
     ],
 )
 def test_a_metric_has_its_name_labels_and_base_unit(name, labels, expected):
