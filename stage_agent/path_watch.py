@@ -11,6 +11,9 @@ from protocol.quic.interface import Path, PeerConnected, PeerMoved
 from stage_agent.journal import Journal
 from stage_agent.narrator import Narrator
 
+BLOCKED_LOOKS = 3
+"""TCP may be first to reach a node that is starting; that UDP is blocked is said when it stays so."""
+
 
 class PathWatch:
     """Remembers the present way to every connected peer, and which links are known to be degraded."""
@@ -21,12 +24,12 @@ class PathWatch:
         self._narrator = Narrator(membership, journal)
         self._ways: dict[NodeId, tuple[str, str, Path]] = {}
         self._degraded: set[NodeId] = set()
+        self._over_tcp: dict[NodeId, int] = {}
+        """For how many looks control has run over TCP."""
 
     def connected(self, event: PeerConnected) -> None:
         """The first way of a connection."""
         self._ways[event.peer] = (event.address, event.interface, event.path)
-        if event.path == "tls":
-            self._tell_blocked(event.peer, event.address)
 
     def moved(self, event: PeerMoved) -> None:
         """Call before the membership hears of it: the old way's round trip is told."""
@@ -50,16 +53,19 @@ class PathWatch:
             was_interface=before[1],
             was_rtt_us=None if rtt is None else rtt.min_rtt_us,
         )
-        if event.path == "tls" and before[2] != "tls":
-            self._tell_blocked(peer, event.address)
 
     def disconnected(self, peer: NodeId) -> None:
         """No way is left."""
         self._ways.pop(peer, None)
+        self._over_tcp.pop(peer, None)
         self._degraded.discard(peer)
 
     def look(self) -> None:
-        """Tell what has become far worse than it was, or good again. Call about once a second."""
+        """Tell what has become far worse than it was, or good again, and where UDP does not pass. Call once a second."""
+        for peer, (address, _, path) in self._ways.items():
+            looks = self._over_tcp[peer] = self._over_tcp.get(peer, 0) + 1 if path == "tls" else 0
+            if looks == BLOCKED_LOOKS:
+                self._tell_blocked(peer, address)
         for peer, member in self._membership.members().items():
             link = member.link
             if link is None or not member.direct or link.degraded is (peer in self._degraded):
