@@ -58,7 +58,7 @@ class MembershipSettings(Section):
     probe_timeout_us: int = Field(default=500_000, ge=10_000)
     probe_timeout_max_us: int = Field(default=2_000_000, ge=10_000)
     probe_everyone_up_to: int = Field(default=16, ge=1)
-    probes_per_second_max: int = Field(default=16, ge=1)
+    probes_per_second_max: int = Field(default=4, ge=1, description="of one node, up to 64 nodes")
     max_connections: int = Field(default=64, ge=1)
     indirect_probes: int = Field(default=3, ge=0)
     suspicion_us: int = Field(default=4_000_000, ge=100_000)

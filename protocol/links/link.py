@@ -135,6 +135,13 @@ class Link:
             and now_us - window.last_us <= self._settings.settle_max_age_us
         )
 
+    def settles_in_us(self, now_us: int) -> int | None:
+        """How long from now until the next sample can settle this link; ``None`` when it is settled."""
+        if self.settled(now_us):
+            return None
+        window = self._window
+        return max(0, window.first_us + self._settings.settle_span_us - now_us) if window.samples else 0
+
     def p99_us(self) -> int | None:
         """Recent worst case of the present path."""
         return self._window.p99_us()

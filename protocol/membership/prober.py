@@ -5,9 +5,11 @@ through up to three helpers; after the timeout once more the probe has failed. T
 RTT of the link, at least 500 ms, at most 2 s, times (1 + local health). Local health (Lifeguard) rises when this node
 seems to be the culprit: a failed probe while nobody else was heard either, a refutation of its own death, a late loop.
 
-Rates: up to 16 nodes everybody is probed every second; up to 64 this node sends 16 probes a second in all; above, one a
-second over its connections, so that every node is still probed about once a second by somebody. Above 64 the nearest
-peers are measured more often, to keep their RTT settled.
+Rates: up to 16 nodes everybody is probed every second; up to 64 this node sends four probes a second in all, and more
+where a peer would wait longer than ``SETTLED_INTERVAL_US``; above, one a second over its connections. So every node is
+probed at least once a second by somebody, and it is the first failed probe that starts everybody else's: more probes only
+cost. A link whose RTT has not settled is probed as soon as a sample may settle it. Above 64 the nearest peers are measured
+more often, to keep their RTT settled.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ RELAY_US = 5_000_000
 DATAGRAM_MISSES = 8
 """Consecutive probes answered by stream only, after which datagrams count as blocked on that path."""
 DATAGRAM_RETRY_US = 30_000_000
+SETTLED_INTERVAL_US = 8_000_000
+"""Three probes fit into the 30 s after which an RTT counts as stale, so that one lost datagram unsettles no link."""
 REQUESTED_INTERVAL_US = 5_000_000
 REQUESTED_MAX = 64
 PAUSE_US = 1_000_000
@@ -91,7 +95,8 @@ class Prober:
         if nodes <= settings.probe_everyone_up_to:
             return settings.probe_interval_us
         if self._ground.everyone_connects:
-            return max(settings.probe_interval_us, (nodes - 1) * 1_000_000 // settings.probes_per_second_max)
+            spread_us = (nodes - 1) * 1_000_000 // settings.probes_per_second_max
+            return max(settings.probe_interval_us, min(spread_us, SETTLED_INTERVAL_US))
         if not self.is_sampled(target):
             return REQUESTED_INTERVAL_US
         return max(1, len(self._ground.connections)) * settings.probe_interval_us
@@ -146,7 +151,7 @@ class Prober:
         if now_us < self._paused_until_us:
             ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(interval_us))
             return
-        ground.timers.set("probe", entry.node_id, now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5))
+        ground.timers.set("probe", entry.node_id, now_us + self._pause_us(entry.node_id, interval_us, now_us))
         if entry.node_id not in self._by_target:
             self._start(entry, now_us, connected=connected)
 
@@ -230,6 +235,16 @@ class Prober:
         elif (entry := self._ground.table.get(peer)) is not None and entry.live:
             self._ground.timers.set("probe", peer, now_us + self._ground.jitter(100_000))
 
+    def _pause_us(self, target: NodeId, interval_us: int, now_us: int) -> int:
+        """Until the next probe: the interval ± 10 %, or until a sample may settle the link if that is sooner."""
+        ground = self._ground
+        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5)
+        link = ground.links.known(target)
+        if link is None or not ground.everyone_connects or (settles_us := link.settles_in_us(now_us)) is None:
+            return pause_us
+        least_us = ground.settings.probe_interval_us
+        return min(pause_us, max(settles_us, least_us * 9 // 10) + ground.jitter(least_us // 5))
+
     def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
         target = entry.node_id
         seq = self._seq()
@@ -302,7 +317,10 @@ class Prober:
         entry = ground.table.get(target)
         if not ground.links.link(target).on_rtt(rtt_us, now_us):
             ground.reject(target, "rtt")
-        elif entry is not None and entry.row.coordinate is not None and not ground.everyone_connects:
+        elif ground.everyone_connects:
+            if not ground.links.link(target).settled(now_us):
+                ground.timers.set("probe", target, now_us + self._pause_us(target, self.interval_us(target), now_us))
+        elif entry is not None and entry.row.coordinate is not None:
             ground.vivaldi.observe(rtt_us, entry.row.coordinate)
 
     def _end(self, seq: int) -> None:

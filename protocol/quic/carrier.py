@@ -25,7 +25,7 @@ from protocol.quic.address import SocketAddress, shown
 from protocol.quic.carriage import Conversation
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
-from protocol.quic.mutual import datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
+from protocol.quic.mutual import acknowledge_now, datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,6 +78,7 @@ class QuicCarrier(QuicConnectionProtocol):
         self._typed = dialled
         self._shut = False
         self.late_us = 0
+        self._answering = self._prompt = False
         self.sent_us = self.heard_us = now_us()
         self.unanswered_since_us: int | None = None
 
@@ -171,7 +172,11 @@ class QuicCarrier(QuicConnectionProtocol):
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         """A packet for this connection (it may still be forged: liveness only decides between connections)."""
         self.heard_us, self.unanswered_since_us = self._now_us(), None
-        super().datagram_received(data, addr)
+        self._answering = True
+        try:
+            super().datagram_received(data, addr)
+        finally:
+            self._answering = False
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Translate; nothing is believed before ``HandshakeCompleted``, which aioquic reports first."""
@@ -183,6 +188,7 @@ class QuicCarrier(QuicConnectionProtocol):
             case StreamDataReceived(data=data, end_stream=ended):
                 self._stream(data, ended=ended)
             case DatagramFrameReceived(data=data):
+                self._prompt = True
                 self.conversation.frame(data, "datagram")
             case StreamReset() | StopSendingReceived():
                 self.conversation.broken("truncated")
@@ -193,7 +199,20 @@ class QuicCarrier(QuicConnectionProtocol):
             case _:
                 pass
 
+    def _transmit_soon(self) -> None:
+        """Not while a packet is being taken in: everything goes out at its end, and a second look costs as much."""
+        if not self._answering:
+            super()._transmit_soon()
+
+    def transmit(self) -> None:
+        """Acknowledge with what is sent, and datagrams at once: an echo is three packets and three wakes, not four and six."""
+        if self._prompt:
+            self._prompt = False
+            acknowledge_now(self._quic)
+        super().transmit()
+
     def _mark_sent(self) -> None:
+        self._prompt = True
         self.sent_us = self._now_us()
         self.unanswered_since_us = self.unanswered_since_us or self.sent_us
 

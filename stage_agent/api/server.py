@@ -18,6 +18,8 @@ from protocol.errors import AddressError, ConfigurationError
 
 MAX_CONNECTIONS = 256
 GRACE_S = 2
+DATE_S = 1.0
+"""How often the date in the answers moves on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,22 @@ def bind_api(settings: ApiSettings, *, token: str | None = None) -> ApiListener:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon owns signals."""
+    """uvicorn without its signal handlers, which the daemon owns, and without looking ten times a second whether to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Stop taking requests and let ``serve`` return."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # keeps the date that answers carry
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +129,7 @@ async def serve_api(listener: ApiListener, app: Starlette) -> None:
                 await asyncio.shield(serving)
             except asyncio.CancelledError:
                 app.state.streams.close()
-                server.should_exit = True
+                server.end()
                 await serving
                 raise
     finally:

@@ -1,0 +1,186 @@
+"""Agents as processes on loopback for the idle measurement: made by ``init``, ``invite`` and ``join``, read in ``/proc``."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.errors import DaemonUnreachable
+from stage_agent.addresses import free_ports
+from stage_agent.cli.client import get_json
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STARTED_S = 120.0
+WARM_UP = ("-m", "stage_agent", "run")
+
+
+@dataclass(slots=True)
+class IdleAgent:
+    """One daemon; default settings except for where it is."""
+
+    name: str
+    config: Path
+    log: Path
+    api: str
+    process: subprocess.Popen[bytes] | None = None
+    launcher: tuple[str, ...] = WARM_UP
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.launcher, "--config", str(self.config)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text("utf-8", "replace")[-2_000:]
+        try:
+            get_json(self.api, "/api/v1/status")
+        except DaemonUnreachable:
+            return False
+        return True
+
+    def settled_peers(self) -> int:
+        """Peers that this agent sees alive over a settled link."""
+        nodes = get_json(self.api, "/api/v1/nodes")["nodes"]
+        return sum(1 for node in nodes if node["state"] == "alive" and node["rtt_settled"] and not node["is_self"])
+
+    def cpu_s(self) -> float:
+        """Processor time so far."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def memory_kib(self) -> dict[str, int]:
+        """``Rss``, ``Pss``, ``Anonymous`` of ``smaps_rollup``, and ``VmHWM``."""
+        assert self.process is not None
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text("ascii")
+        text += Path(f"/proc/{self.process.pid}/status").read_text("ascii")
+        return {name: int(value) for name, value in re.findall(r"^(Rss|Pss|Anonymous|VmHWM):\s+(\d+) kB", text, re.M)}
+
+    def traffic(self) -> dict[str, float]:
+        """The agent's own counters of bytes and of what it said and heard, by kind and lane."""
+        assert self.process is not None
+        return dict(json.loads(_http(self.api, "/metrics/traffic") or "{}"))
+
+
+def _http(api: str, path: str) -> str:
+    return ""
+
+
+@dataclass(slots=True)
+class IdleMesh:
+    """All agents of one measurement. ``joined_s`` is the monotonic moment at which the last ``join`` ended."""
+
+    root: Path
+    agents: list[IdleAgent] = field(default_factory=list)
+    joined_s: float = 0.0
+
+    def form(self, nodes: int) -> None:
+        """Init, invite and join; every agent but the last runs before the last one joins."""
+        ports = free_ports(2 * nodes)
+        for index in range(nodes):
+            self.agents.append(self._agent(f"n{index:02}", ports[2 * index], ports[2 * index + 1]))
+        first, *others = self.agents
+        command("init", "--config", str(first.config))
+        first.start()
+        self.wait("the first agent answers", STARTED_S, first.answers)
+        tokens = [json.loads(command("invite", "--json", "--config", str(first.config)))["token"] for _ in others]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            joins = [
+                pool.submit(command, "join", "-", "--config", str(agent.config), stdin=token)
+                for agent, token in zip(others, tokens, strict=True)
+            ]
+            for agent, join in list(zip(others, joins, strict=True))[:-1]:
+                join.result()
+                agent.start()
+            for agent in others[:-1]:
+                self.wait(f"{agent.name} answers", STARTED_S, agent.answers)
+            if others:
+                joins[-1].result()
+                self.joined_s = time.monotonic()
+                others[-1].start()
+
+    def wait_until_settled(self, limit_s: float) -> float:
+        """Until every agent itself sees every other alive over a settled link; seconds since the last join."""
+        for agent in reversed(self.agents):
+            self.wait(
+                f"{agent.name} has settled",
+                limit_s,
+                lambda agent=agent: agent.answers() and agent.settled_peers() == len(self.agents) - 1,
+            )
+        return time.monotonic() - self.joined_s
+
+    def wait(self, what: str, limit_s: float, condition) -> None:
+        ends = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < ends, f"{what}: not within {limit_s:.0f} s"
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        running = [agent.process for agent in self.agents if agent.process is not None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        ends = time.monotonic() + 10
+        for process in running:
+            try:
+                process.wait(max(0.1, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _agent(self, name: str, port: int, api_port: int) -> IdleAgent:
+        directory = self.root / name
+        directory.mkdir(mode=0o700)
+        config = directory / "stagemesh.toml"
+        # One machine has one cache: the first agent measures it, and keeps the figures however busy the machine was.
+        config.write_text(
+            f"""
+            [node]
+            name = "{name}"
+            state_dir = "{directory / "state"}"
+            cache_dir = "{self.root / "cache"}"
+            [listen]
+            host = "127.0.0.1"
+            port = {port}
+            [api]
+            port = {api_port}
+            [probe]
+            busy_load_milli = 1000000
+            [log]
+            format = "json"
+            """,
+            "utf-8",
+        )
+        return IdleAgent(name, config, directory / "agent.log", f"127.0.0.1:{api_port}")
+
+
+@contextlib.contextmanager
+def idle_mesh(root: Path, nodes: int) -> Iterator[IdleMesh]:
+    """A mesh of ``nodes`` agents; all are stopped on leaving."""
+    mesh = IdleMesh(root)
+    try:
+        mesh.form(nodes)
+        yield mesh
+    finally:
+        mesh.stop()
+
+
+def command(*arguments: str, stdin: str = "") -> str:
+    """Run one ``stagemesh`` command; its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stage_agent", *arguments],
+        input=stdin, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
