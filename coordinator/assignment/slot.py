@@ -187,7 +187,7 @@ class SlotCoordinator:
             effects.append(Publish(self.spec.slot, running.ballot, running.ballot.term, "withdrawn", None))
             effects.append(self._decided(moment, "withdrawn", reason))
             self.withdrawn = True
-        self.watch.replace(None)
+        self.watch.withdraw()
         return effects
 
     def next_deadline(self, now_us: int) -> int | None:

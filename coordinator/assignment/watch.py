@@ -11,7 +11,7 @@ from coordinator.assignment.effects import Decided, Decision, Effect, Route
 from coordinator.assignment.moment import Moment, ServedModelSpec
 from coordinator.assignment.running import Health, RunningPlan, adopt, health, shows
 from coordinator.assignment.upkeep import Strays, keepalives
-from protocol.fencing import PlanEpoch
+from protocol.fencing import NO_EPOCH, PlanEpoch
 from protocol.ids import NodeId
 
 
@@ -28,6 +28,8 @@ class PlanWatch:
         self._routed: Route | None = None
         self._strays: Final = Strays()
         self._retired: frozenset[NodeId] = frozenset()
+        self._over = NO_EPOCH
+        """What was withdrawn last: neither that nor anything older is adopted again."""
         self._mirrored = False
         """The plan was another coordinator's until now."""
 
@@ -41,6 +43,12 @@ class PlanWatch:
         self.running, self.health, self.broken_since_us = running, Health(), None
         self._confirmed.clear()
         self._retired = frozenset()
+
+    def withdraw(self) -> None:
+        """The plan is over, although rows will show it for a while."""
+        if self.running is not None:
+            self._over = self.running.ballot
+        self.replace(None)
 
     def mirror(self, spec: ServedModelSpec, moment: Moment) -> None:
         """Not coordinating: show what rows say and send nothing."""
@@ -59,7 +67,8 @@ class PlanWatch:
         """Coordinating: adopt, judge, route, keep alive and clear away. ``claim`` is above every ballot seen."""
         effects: list[Effect] = []
         found = _adoptable(spec, moment)
-        newer = found is not None and (self.running is None or found.ballot > self.running.ballot)
+        known = self._over if self.running is None else self.running.ballot
+        newer = found is not None and found.ballot > known
         if newer and attempt is None:
             self.replace(found)
         if self.running is not None and (self._mirrored or (newer and attempt is None)):
