@@ -21,6 +21,7 @@ from stage_agent.mesh_book import MeshBook
 from stage_agent.own_process import OwnProcess
 from stage_agent.path_watch import PathWatch
 from stage_agent.probes.lag import OVERLOADED_US
+from stage_agent.refusals import Refusals
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from stage_agent.stage_runner import StageRunner
@@ -37,6 +38,7 @@ class MeshEvents:
         self._book = book
         self._journal = journal
         self._addresses: dict[NodeId, str] = {}
+        self._refusals = Refusals(journal)
 
     def attach(
         self,
@@ -156,9 +158,7 @@ class MeshEvents:
                 if reason == "older_boot":
                     self._own_process.cut_off(reason, address)
             case seen.Rejected(reason, address):
-                self._journal.tell(
-                    "connection_refused", f"refused a connection from {address} ({reason})", "warning", reason=reason
-                )
+                self._refusals.tell(reason, address, now_us)
             case seen.IdentityConflict(_, _, address, turned_away=True):
                 self._own_process.turned_away(address)
             case seen.IdentityConflict(peer, instances, address):

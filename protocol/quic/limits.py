@@ -1,8 +1,11 @@
 """Rates and counts that keep strangers and noisy peers cheap. Pure: times are arguments."""
 
+import ipaddress
 from collections import OrderedDict
 
 KNOWN_HOSTS_MAX = 4_096
+STRANGE_HOSTS_MAX = 1_024
+"""Strange hosts whose rate is remembered; whoever has more addresses than that meets the rate of all strangers."""
 
 
 class TokenBucket:
@@ -30,17 +33,24 @@ class TokenBucket:
 class HandshakeGate:
     """How many handshakes may begin. Hosts that were peers before have half of the rate to themselves.
 
-    A handshake costs about 6 ms of CPU, so a stranger who floods costs at most ``rate/2`` × 6 ms per second.
+    A handshake costs about 6 ms of CPU, so a stranger who floods costs at most ``rate/2`` × 6 ms per second. One strange
+    host (or IPv6 network) gets a sixteenth of the rate, so that it cannot fill the places for strangers alone.
     """
 
     def __init__(self, rate: int) -> None:
+        self._rate = rate
         self._everybody = TokenBucket(rate, rate)
         self._strangers = TokenBucket(max(1, rate // 2), max(1, rate // 2))
+        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
+
+    def knows(self, host: str) -> bool:
+        """Whether ``host`` was a peer's."""
+        return host in self._known
 
     def admit(self, host: str, now_us: int) -> bool:
         """Whether a handshake from ``host`` may begin now."""
-        if host not in self._known and not self._strangers.take(now_us):
+        if host not in self._known and not (self._host(host).take(now_us) and self._strangers.take(now_us)):
             return False
         return self._everybody.take(now_us)
 
@@ -50,3 +60,21 @@ class HandshakeGate:
         self._known.move_to_end(host)
         while len(self._known) > KNOWN_HOSTS_MAX:
             self._known.popitem(last=False)
+
+    def _host(self, host: str) -> TokenBucket:
+        network = network_of(host)
+        bucket = self._hosts.setdefault(network, TokenBucket(max(1, self._rate // 16), max(2, self._rate // 8)))
+        self._hosts.move_to_end(network)
+        while len(self._hosts) > STRANGE_HOSTS_MAX:
+            self._hosts.popitem(last=False)
+        return bucket
+
+
+def network_of(host: str) -> str:
+    """Whom an address stands for: itself, or for IPv6 its /64, of which one machine has all addresses."""
+    if ":" not in host or "." in host:
+        return host
+    try:
+        return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return host

@@ -164,8 +164,10 @@ class Router:
         if self._accept is None:
             self._counters.drop("unknown_connection")
             return None
-        strangers = self._strangers()
-        if strangers >= self._strangers_max:
+        strangers, host = self._strangers(), str(address[0])
+        # Peers of before find room while strangers fill theirs; a forged address would have to be proven first.
+        room = self._strangers_max * 3 // 2 if self._gate.knows(host) else self._strangers_max
+        if strangers >= room:
             self._counters.reject("unadmitted_limit")
             return None
         original, retried = header.destination_cid, None
@@ -183,7 +185,7 @@ class Router:
         elif strangers >= self._strangers_max // 2:
             self._ask_for_proof(header, address)
             return None
-        if not self._gate.admit(str(address[0]), self._now_us()):
+        if not self._gate.admit(host, self._now_us()):
             self._counters.reject("handshake_rate")
             return None
         connection = MutualQuicConnection(

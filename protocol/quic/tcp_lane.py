@@ -93,7 +93,8 @@ class TcpLane:
             except OSError:  # the newcomer is gone already, or file descriptors ran out: both pass
                 await asyncio.sleep(0.1)
                 continue
-            if self._host.strangers() >= self._host.settings.max_unadmitted_connections:
+            places = self._host.settings.max_unadmitted_connections
+            if self._host.strangers() >= (places * 3 // 2 if self._host.gate.knows(str(address[0])) else places):
                 self._host.counters.reject("unadmitted_limit")
                 accepted.close()
             elif not self._host.gate.admit(str(address[0]), self._host.now_us()):

@@ -86,6 +86,21 @@ def test_when_all_places_are_taken_a_stranger_costs_nothing_not_even_an_answer()
     assert door.counters.rejected["unadmitted_limit"] == 1
 
 
+def test_a_host_that_was_a_peer_finds_room_while_strangers_fill_theirs_and_must_prove_its_address():
+    door = Door(strangers=8)
+    door.router._gate.remember("192.0.2.1")
+    client = door.knock()
+    assert door.accepted == []
+    (retry,) = door.sent
+    client.receive_datagram(retry, ("server", 1), now=0.0)
+    door.knock(client)
+    assert len(door.accepted) == 1
+    full = Door(strangers=12)
+    full.router._gate.remember("192.0.2.1")
+    full.knock()
+    assert (full.accepted, full.sent) == ([], [])
+
+
 def test_beyond_the_rate_nothing_begins():
     door = Door(rate=4)
     for _ in range(5):
