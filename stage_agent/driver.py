@@ -30,6 +30,7 @@ from protocol.ballots import (
     Stage,
     StageProgress,
 )
+from protocol.beat import BEAT_US, at_beat_us, phase_us
 from protocol.errors import StateError
 from protocol.fencing import epoch_from_wire
 from protocol.ids import NodeId, Slot
@@ -210,7 +211,7 @@ class Driver:
             self.carry_coordinator(self.coordinator.on_timer(now_us))
 
     def _tick(self, now_us: int) -> None:
-        self._next_tick_us = now_us + TICK_US
+        self._next_tick_us = at_beat_us(now_us + TICK_US - BEAT_US // 2, phase_us(self.node_id))
         looks = now_us >= self._next_look_us
         self._row_dirty |= looks or bool(self.agent.facts(now_us))  # timings of stages come without being called
         if looks or self.wishes.known:

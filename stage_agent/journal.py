@@ -1,11 +1,12 @@
 """What happened, told three ways at once: the log, the ring of events that the API shows, and the counters."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import structlog
 
-from protocol.quic.interface import REASONS
+from protocol.quic.interface import REASONS, Direction, Lane, TransportCounters
 from stage_agent.api.events import DurationHistogram, EventLog
 from stage_agent.api.snapshot import CounterView, Event
 from stage_agent.clock import monotonic_us, wall_text
@@ -15,6 +16,9 @@ from stage_agent.tunnel.ledger import FAULTS, Ledger
 
 REFUSED_FRAMES = sorted({*get_args(FrameOutcome), *get_args(CountKind)} - {"accept"})
 """A counter must be there, at zero, before the first event: a rate over a series that begins at one sees nothing."""
+
+_SAID: Mapping[Direction, str] = {"send": "sent", "receive": "received"}
+_LANES: tuple[Lane, ...] = get_args(Lane)
 
 Severity = Literal["debug", "info", "warning", "error"]
 
@@ -43,11 +47,13 @@ class Journal:
         """Remembered events newer than ``after``."""
         return self._events.after(after)
 
-    def counters(self, sent: int, received: int, refused: Counter[str]) -> CounterView:
-        """All totals; ``refused`` are the transport's own rejects by reason."""
+    def counters(self, transport: TransportCounters) -> CounterView:
+        """All totals, with those of the transport."""
         return CounterView(
-            gossip_bytes={"sent": sent, "received": received},
-            gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + refused),
+            gossip_bytes={said: transport.bytes[way] for way, said in _SAID.items()},
+            gossip_messages={(_SAID[way], lane): transport.lanes[way, lane] for way in _SAID for lane in _LANES},
+            gossip_packets={said: transport.packets[way] for way, said in _SAID.items()},
+            gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + transport.rejected),
             stale_frames=dict.fromkeys(REFUSED_FRAMES, 0) | dict(self.stale_frames),
             claims=dict(self.claims),
             assignments=dict(self.assignments),

@@ -3,6 +3,7 @@
 import asyncio
 from typing import assert_never
 
+from protocol.beat import BEAT_US, at_beat_us, phase_us
 from protocol.errors import WireError
 from protocol.ids import NodeId
 from protocol.membership import effects
@@ -28,7 +29,7 @@ from stage_agent.stage_runner import StageRunner
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.tunnel.wire import TUNNEL_KIND
 
-LOOK_S = 1.0
+LOOK_US = 1_000_000
 
 
 class MeshEvents:
@@ -71,10 +72,14 @@ class MeshEvents:
         self._driver.post(lambda: self._take(event))
 
     async def watch(self) -> None:
-        """Look at what nobody reports, until cancelled: links that became far worse."""
+        """Look at what nobody reports, until cancelled: links that became far worse. Membership counts that as news."""
+        phase, seen = phase_us(self._driver.node_id), -1
         while True:
-            await asyncio.sleep(LOOK_S)
-            self._driver.post(self.paths.look)
+            now_us = monotonic_us()
+            await asyncio.sleep((at_beat_us(now_us + LOOK_US - BEAT_US // 2, phase) - now_us) / 1e6)
+            if seen != self._membership.revision:
+                seen = self._membership.revision
+                self._driver.post(self.paths.look)
             self._graves.keep(monotonic_us())
 
     def remember(self, effect: effects.MemberChanged | effects.Conflict) -> None:

@@ -23,6 +23,7 @@ from config.secrets import api_token
 from config.settings import Settings
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.profiles import parse_profile
+from protocol.beat import phase_us
 from protocol.errors import ConfigurationError, IdentityBarred, IdentityError, ModelError
 from protocol.ids import Instance
 from protocol.quic.identity import Identity
@@ -209,9 +210,9 @@ async def _serve(
     driver.post(driver.orders_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
     watch = tasks.create_task(node.events.watch(), name="paths")
-    lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag), name="loop lag")
+    lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag, phase_us(prepared.who.node_id)), name="loop lag")
     if settings.discovery.lan:
-        tasks.create_task(_discovery(prepared, node, tasks).run(), name="lan discovery")
+        tasks.create_task(_discovery(prepared, node, tasks).run(), name=\"lan discovery\")
     notifier = SystemdNotifier()
     watchdog = tasks.create_task(_report(notifier, picture), name="systemd")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _Reloader(prepared, operations, read_again))

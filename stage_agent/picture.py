@@ -66,7 +66,6 @@ class Picture:
         coordination = driver.coordinator.snapshot(now_us)
         canonical = coordination.canonical or NodeId("")
         views = tuple(self._member(member, coordination, now_us) for _, member in sorted(members.items(), key=_by_name))
-        counters = driver.transport.counters
         return NodeSnapshot(
             now_us=now_us,
             node_id=self.who.node_id,
@@ -92,7 +91,7 @@ class Picture:
                 for fact in member.row.stages
             ),
             orders=tuple(self._order(order) for order in driver.orders.known(now_us)),
-            counters=driver.journal.counters(counters.bytes["send"], counters.bytes["receive"], counters.rejected),
+            counters=driver.journal.counters(driver.transport.counters),
             quic_connections=len(driver.transport.connected),
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from config.settings import LinkSettings, MembershipSettings
+from protocol.beat import at_beat_us, phase_us
 from protocol.ids import NodeId
 from protocol.links.book import LinkBook
 from protocol.links.vivaldi import VivaldiNode
@@ -96,6 +97,10 @@ class Ground:
         old = self.table.set_state(entry, state, now_us)
         if old != state:
             self.effects.append(MemberChanged(entry.node_id, old, state, reason))
+
+    def at_beat(self, moment_us: int) -> int:
+        """That moment or up to ``BEAT_US`` later, together with others."""
+        return at_beat_us(moment_us, phase_us(self.node_id))
 
     def jitter(self, at_most_us: int) -> int:
         """Uniform in [0, at_most]."""

@@ -48,7 +48,7 @@ class Issuer:
     def tick(self, now_us: int) -> None:
         """Look at links and labels; issue if it is worth it."""
         ground = self._ground
-        ground.timers.set("links", "", now_us + TICK_US * max(1, ground.nodes // TICK_NODES))
+        ground.timers.set("links", "", ground.at_beat(now_us + TICK_US * max(1, ground.nodes // TICK_NODES)))
         if not ground.everyone_connects:
             self._prober.measure_nearest()
         material = ground.links.refresh(now_us, self._prober.is_sampled)

@@ -15,6 +15,7 @@ more often, to keep their RTT settled.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from protocol.beat import BEAT_US
 from protocol.ids import NodeId
 from protocol.membership.dissemination import NOTHING, Fact
 from protocol.membership.effects import Lane
@@ -151,7 +152,8 @@ class Prober:
         if now_us < self._paused_until_us:
             ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(interval_us))
             return
-        ground.timers.set("probe", entry.node_id, now_us + self._pause_us(entry.node_id, interval_us, now_us))
+        pause_us = self._pause_us(entry.node_id, interval_us, now_us)
+        ground.timers.set("probe", entry.node_id, ground.at_beat(now_us + pause_us))
         if entry.node_id not in self._by_target:
             self._start(entry, now_us, connected=connected)
 
@@ -236,14 +238,17 @@ class Prober:
             self._ground.timers.set("probe", peer, now_us + self._ground.jitter(100_000))
 
     def _pause_us(self, target: NodeId, interval_us: int, now_us: int) -> int:
-        """Until the next probe: the interval ± 10 %, or until a sample may settle the link if that is sooner."""
+        """Until the next probe: the interval ± 10 %, or until a sample may settle the link if that is sooner.
+
+        Half a beat less, which the wait for the beat adds.
+        """
         ground = self._ground
-        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5)
+        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5) - BEAT_US // 2
         link = ground.links.known(target)
         if link is None or not ground.everyone_connects or (settles_us := link.settles_in_us(now_us)) is None:
             return pause_us
         least_us = ground.settings.probe_interval_us
-        return min(pause_us, max(settles_us, least_us * 9 // 10) + ground.jitter(least_us // 5))
+        return min(pause_us, max(settles_us, least_us * 9 // 10 - BEAT_US // 2) + ground.jitter(least_us // 5))
 
     def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
         target = entry.node_id

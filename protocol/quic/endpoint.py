@@ -13,6 +13,7 @@ from functools import partial
 
 from config.settings import ListenSettings, QuicSettings
 from protocol.admission import AdmissionBook
+from protocol.beat import BEAT_US, at_beat_us, phase_us
 from protocol.errors import AddressError, ConfigurationError
 from protocol.ids import MeshId, NodeId
 from protocol.messages import Hello, Message
@@ -44,10 +45,8 @@ from protocol.quic.tls import LaneContexts
 from protocol.quic.tls_carrier import TlsCarrier
 from protocol.quic.udp_socket import bind_udp
 
-SWEEP_S = 0.25
-"""Deadlines are kept to this precision."""
 SLOW_SWEEPS = 4
-"""Sweeps between looks at the conditioner's file, at silent sessions, and over which the worst loop lag is kept."""
+"""Sweeps, one at every beat, between looks at the conditioner's file, at silent sessions, and over which the worst loop lag is kept."""
 CLOSE_GRACE_S = 0.05
 """Time for the last packets of a shutdown to leave."""
 PORT_TRIES = 16
@@ -269,12 +268,13 @@ class QuicTransport:
     # ---- clockwork --------------------------------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
-        loop = asyncio.get_running_loop()
+        phase, now_us = phase_us(self._identity.node_id), self._clock_us()
         sweeps, worst_s, recent_s, version = 0, 0.0, 0.0, self.table.book.version
         while True:
-            due_s = loop.time() + SWEEP_S
-            await asyncio.sleep(SWEEP_S)
-            recent_s = max(recent_s, loop.time() - due_s)
+            due_us = at_beat_us(now_us + BEAT_US // 2, phase)
+            await asyncio.sleep((due_us - now_us) / 1_000_000)
+            now_us = self._clock_us()
+            recent_s = max(recent_s, (now_us - due_us) / 1_000_000)
             sweeps += 1
             if sweeps % SLOW_SWEEPS == 0:
                 worst_s, recent_s = recent_s, 0.0

@@ -174,6 +174,10 @@ class TransportCounters:
 
     bytes: Counter[Direction] = field(default_factory=Counter)
     messages: Counter[Direction] = field(default_factory=Counter)
+    lanes: Counter[tuple[Direction, Lane]] = field(default_factory=Counter)
+    """``messages`` by the lane that each took."""
+    packets: Counter[Direction] = field(default_factory=Counter)
+    """UDP only: what QUIC made of the messages, acknowledgements included."""
     handshakes: Counter[Literal["started", "completed", "failed"]] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)

@@ -106,6 +106,7 @@ class Router:
     def datagram_received(self, packet: bytes, addr: SocketAddress) -> None:
         """Find the connection, or let a new one begin."""
         self._counters.bytes["receive"] += len(packet)
+        self._counters.packets["receive"] += 1
         try:
             header = pull_quic_header(Buffer(data=packet), host_cid_length=self._configuration.connection_id_length)
         except ValueError:
@@ -227,6 +228,7 @@ class Router:
         if self._udp is None:
             return
         self._counters.bytes["send"] += len(data)
+        self._counters.packets["send"] += 1
         if isinstance(address, TunnelAddress):
             tunnel = self._tunnels.get(address)
             if tunnel is None or not tunnel.send(data):

@@ -199,12 +199,14 @@ class Session:
         small = lane == "datagram" and len(raw) <= MAX_DATAGRAM_BYTES
         if small and self.carrier.datagrams and self.carrier.write_datagram(raw):
             self._host.counters.messages["send"] += 1
+            self._host.counters.lanes["send", "datagram"] += 1
             return True
         if self.carrier.outstanding_bytes() + len(raw) > self._host.outstanding_limit:
             self._host.counters.drop("outstanding_bound")
             return False
         self.carrier.write(raw)
         self._host.counters.messages["send"] += 1
+        self._host.counters.lanes["send", "stream"] += 1
         return True
 
     def promote(self) -> None:
@@ -324,6 +326,7 @@ class Session:
             self._host.counters.drop("hello_first")  # overtook the agreement that this session counts
         else:
             self._host.counters.messages["receive"] += 1
+            self._host.counters.lanes["receive", lane] += 1
             self._host.received(self, message, lane, size)
 
     def _malformed(self, reason: str) -> None:

@@ -143,6 +143,10 @@ class CounterView:
 
     gossip_bytes: Mapping[str, int] = field(default_factory=dict)
     """direction (``sent``, ``received``) → bytes."""
+    gossip_messages: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(direction, lane) → messages; ``datagram`` carries probes and small gossip, ``stream`` everything else."""
+    gossip_packets: Mapping[str, int] = field(default_factory=dict)
+    """direction → UDP packets, acknowledgements included."""
     gossip_rejected: Mapping[str, int] = field(default_factory=dict)
     """``WireError.reason`` → count."""
     stale_frames: Mapping[str, int] = field(default_factory=dict)

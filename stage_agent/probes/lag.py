@@ -10,9 +10,10 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Literal
 
+from protocol.beat import BEAT_US, at_beat_us
+
 DEGRADED_US = 200_000
 OVERLOADED_US = 1_000_000
-INTERVAL_US = 100_000
 WINDOW_US = 2_000_000
 """A stall is remembered this long."""
 
@@ -45,11 +46,12 @@ class LagMeter:
             return "overloaded"
         return "degraded" if lag_us > DEGRADED_US else "ok"
 
-    async def run(self, late: Callable[[int], None]) -> None:
-        """Measure this loop until cancelled; ``late`` hears at once of every lateness over ``DEGRADED_US``."""
+    async def run(self, late: Callable[[int], None], phase_us: int = 0) -> None:
+        """Measure this loop at every beat until cancelled; ``late`` hears at once of lateness over ``DEGRADED_US``."""
+        now_us = monotonic_ns() // 1_000
         while True:
-            due_us = monotonic_ns() // 1_000 + INTERVAL_US
-            await asyncio.sleep(INTERVAL_US / 1e6)
+            due_us = at_beat_us(now_us + BEAT_US // 2, phase_us)
+            await asyncio.sleep((due_us - now_us) / 1e6)
             now_us = monotonic_ns() // 1_000
             late_us = max(0, now_us - due_us)
             self.record(late_us, now_us)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,10 @@ from stage_agent.cli.client import get_json
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STARTED_S = 120.0
-WARM_UP = ("-m", "stage_agent", "run")
+_METRIC = re.compile(r"^stagemesh_gossip_(\w+)_total{(.*)} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'="([a-z]+)"')
+_MEMORY = re.compile(r"^(Rss|Pss|Anonymous|VmHWM):\s+(\d+) kB", re.MULTILINE)
+RUN = ("-m", "stage_agent", "run")
 
 
 @dataclass(slots=True)
@@ -31,7 +35,7 @@ class IdleAgent:
     log: Path
     api: str
     process: subprocess.Popen[bytes] | None = None
-    launcher: tuple[str, ...] = WARM_UP
+    launcher: tuple[str, ...] = RUN
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -65,16 +69,19 @@ class IdleAgent:
         assert self.process is not None
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text("ascii")
         text += Path(f"/proc/{self.process.pid}/status").read_text("ascii")
-        return {name: int(value) for name, value in re.findall(r"^(Rss|Pss|Anonymous|VmHWM):\s+(\d+) kB", text, re.M)}
+        return {name: int(value) for name, value in _MEMORY.findall(text)}
 
     def traffic(self) -> dict[str, float]:
-        """The agent's own counters of bytes and of what it said and heard, by kind and lane."""
-        assert self.process is not None
-        return dict(json.loads(_http(self.api, "/metrics/traffic") or "{}"))
+        """Totals of the agent's own counters: datagrams and stream messages both ways, packets, bytes."""
+        return {
+            " ".join((name, *_LABEL.findall(labels))): float(value)
+            for name, labels, value in _METRIC.findall(self._metrics())
+            if name in {"messages", "packets", "bytes"}
+        }
 
-
-def _http(api: str, path: str) -> str:
-    return ""
+    def _metrics(self) -> str:
+        with urllib.request.urlopen(f"http://{self.api}/metrics", timeout=10) as answer:
+            return answer.read().decode()
 
 
 @dataclass(slots=True)
@@ -111,16 +118,18 @@ class IdleMesh:
                 others[-1].start()
 
     def wait_until_settled(self, limit_s: float) -> float:
-        """Until every agent itself sees every other alive over a settled link; seconds since the last join."""
+        """Until every agent itself sees every other alive over a settled link; seconds since the last join.
+
+        Each agent is asked until it has settled, and not again: asking costs as much as what is measured.
+        """
         for agent in reversed(self.agents):
-            self.wait(
-                f"{agent.name} has settled",
-                limit_s,
-                lambda agent=agent: agent.answers() and agent.settled_peers() == len(self.agents) - 1,
-            )
+            self.wait(f"{agent.name} has settled", limit_s, lambda agent=agent: self._settled(agent))
         return time.monotonic() - self.joined_s
 
-    def wait(self, what: str, limit_s: float, condition) -> None:
+    def _settled(self, agent: IdleAgent) -> bool:
+        return agent.answers() and agent.settled_peers() == len(self.agents) - 1
+
+    def wait(self, what: str, limit_s: float, condition: Callable[[], bool]) -> None:
         ends = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < ends, f"{what}: not within {limit_s:.0f} s"

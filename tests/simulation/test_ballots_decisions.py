@@ -1,6 +1,5 @@
 """Every kind of decision, taken by the real core, is told in events, API and metrics: why, from what to what, at what price."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
@@ -8,6 +7,7 @@ import pytest
 
 from config.settings import ElectionSettings
 from coordinator.assignment.effects import Decision, DecisionKind
+from protocol.quic.interface import TransportCounters
 from stage_agent.api.app import build_app
 from stage_agent.journal import Journal
 from stage_agent.narrator import OUTCOMES, Narrator
@@ -185,7 +185,7 @@ def told(decision: Decision) -> tuple[dict, str]:
     """The decision as the API's event and as scraped metrics, by the real narrator, journal and API."""
     journal = Journal()
     Narrator(Nobody(), journal).decision(decision)
-    shown = ShownMesh(now=picture(counters=journal.counters(0, 0, Counter())))
+    shown = ShownMesh(now=picture(counters=journal.counters(TransportCounters())))
     shown.events = journal.events
     app = build_app(shown, Remembering())
     (event,) = ask(app, "GET", "/api/v1/events").json()["events"]

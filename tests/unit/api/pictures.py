@@ -104,6 +104,8 @@ LINKS = (
 SERVING = StageFact(slot="default", state="serving", active=EPOCH, layer_start=0, layer_end=27)
 COUNTERS = CounterView(
     gossip_bytes={"sent": 10, "received": 20},
+    gossip_messages={("sent", "datagram"): 4, ("received", "stream"): 5},
+    gossip_packets={"sent": 6, "received": 7},
     gossip_rejected={"oversized": 1},
     stale_frames={"decode": 2},
     claims={"won": 3},

@@ -73,6 +73,8 @@ S = {"slot": "default"}
         ("peers", {"state": "suspect"}, 1),
         ("peers", {"state": "dead"}, 1),
         ("gossip_bytes_total", {"direction": "sent"}, 10),
+        ("gossip_messages_total", {"direction": "received", "lane": "stream"}, 5),
+        ("gossip_packets_total", {"direction": "sent"}, 6),
         ("gossip_rejected_total", {"reason": "oversized"}, 1),
         ("quic_connections", {}, 2),
         ("tunnel_bytes_total", {"peer": "beta", "direction": "send"}, 7),
