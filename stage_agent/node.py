@@ -212,7 +212,7 @@ async def _serve(
     watch = tasks.create_task(node.events.watch(), name="paths")
     lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag, phase_us(prepared.who.node_id)), name="loop lag")
     if settings.discovery.lan:
-        tasks.create_task(_discovery(prepared, node, tasks).run(), name=\"lan discovery\")
+        tasks.create_task(_discovery(prepared, node, tasks).run(), name="lan discovery")
     notifier = SystemdNotifier()
     watchdog = tasks.create_task(_report(notifier, picture), name="systemd")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _Reloader(prepared, operations, read_again))
