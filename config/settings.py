@@ -233,7 +233,13 @@ class RuntimeSettings(Section):
         default="auto", description="llama_cpp: where logits are made; auto = on the head when that takes no memory"
     )
     llama_cache: bool = Field(
-        default=False, description="llama_cpp: keep received weights on disk; the engine never deletes them"
+        default=False, description="llama_cpp: keep received weights on disk, so that a stage need not be sent again"
+    )
+    llama_cache_bytes_max: int = Field(
+        default=107_374_182_400,
+        ge=0,
+        le=2**53,
+        description="llama_cpp: the longest unused are deleted before a load would exceed it",
     )
     llama_arguments: tuple[str, ...] = Field(
         default=(), max_length=64, description="llama_cpp: more arguments for llama-server"

@@ -36,6 +36,7 @@ from stage_agent.own_process import OwnProcess
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
 from stage_agent.runtimes.factory import keeps_loads
 from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
+from stage_agent.speeds import readout_speeds
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.record import SlotRecord
 from stage_agent.stage_link import BulkStageLink
@@ -106,6 +107,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         tunnels=tunnels,
         engine=prepared.engine,
         shaped_bytes_per_s=settings.shape.memory_bandwidth_bytes_per_s,
+        readout_speeds=lambda last: readout_speeds(membership, who.node_id, last),
     )
     wishes, orders = restored_wishes(prepared), restored_orders(prepared.store, who.node_id)
     if is_drained(prepared.store):

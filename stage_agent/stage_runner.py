@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from config.settings import RuntimeSettings
+from coordinator.planner.readout import ReadoutSpeeds
 from protocol.ballots import StageAssignment
 from protocol.errors import StagemeshError
 from protocol.fencing import NO_EPOCH, PlanEpoch
@@ -94,6 +95,7 @@ class StageRunner:
         tunnels: Tunnels | None = None,
         engine: str = "",
         shaped_bytes_per_s: int | None = None,
+        readout_speeds: Callable[[str], ReadoutSpeeds] = lambda _last: ReadoutSpeeds(None, None, None),
     ) -> None:
         self._settings = settings
         self._node_id = node_id
@@ -106,6 +108,7 @@ class StageRunner:
         self._tunnels = tunnels
         self._engine = engine
         self._shaped_bytes_per_s = shaped_bytes_per_s
+        self._readout_speeds = readout_speeds
         self._answers = 0
         self._engines: dict[Label, _Shared] = {}
         self._budgets: dict[Slot, StartBudget] = {}
@@ -130,6 +133,7 @@ class StageRunner:
             tunnels=self._tunnels,
             engine=self._engine,
             shaped_bytes_per_s=self._shaped_bytes_per_s,
+            readout_speeds=self._readout_speeds,
             budget=self._budgets.setdefault(
                 effect.slot, StartBudget(self._settings.restart_limit, self._settings.restart_window_us)
             ),

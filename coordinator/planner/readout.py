@@ -6,9 +6,10 @@ vocabulary's logits never cross a link, and the head streams the matrix once per
 embedding to the first stage already prices.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.model.package import ModelPackage
+from coordinator.planner.cost import transfer_us
 from coordinator.planner.problem import Calibration
 
 
@@ -17,3 +18,28 @@ def as_placed(model: ModelPackage, calibration: Calibration) -> ModelPackage:
     if calibration.topology != "star" or not model.tied_embeddings:
         return model
     return replace(model, shared_last_bytes=max(0, model.shared_last_bytes - model.shared_first_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutSpeeds:
+    """What decides where an output layer of its own is cheaper. Bytes per second; ``None`` = not known."""
+
+    head_bytes_per_s: int | None
+    """Main memory of the head: the engine keeps the output layer there, whatever device holds the head's layers."""
+    last_bytes_per_s: int | None
+    """The device that holds the last stage's layers."""
+    link_bytes_per_s: int | None
+    """From the last stage to the head; unknown costs nothing, as everywhere."""
+
+
+def head_reads_out_cheaper(output_bytes: int, logit_bytes: int, speeds: ReadoutSpeeds) -> bool:
+    """Whether a token costs less when the head makes the logits than when the last stage does and sends them.
+
+    The head streams the matrix from its main memory; the last stage streams it from its own and puts ``logit_bytes`` on the
+    link instead of one activation frame, which is small beside them. Memory costs something, so equal is not cheaper, and a
+    guess is not enough.
+    """
+    if speeds.head_bytes_per_s is None or speeds.last_bytes_per_s is None:
+        return False
+    at_last_us = transfer_us(output_bytes, speeds.last_bytes_per_s) + transfer_us(logit_bytes, speeds.link_bytes_per_s)
+    return transfer_us(output_bytes, speeds.head_bytes_per_s) < at_last_us

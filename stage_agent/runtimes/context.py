@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.planner.readout import ReadoutSpeeds
 from protocol.ballots import StageAssignment
 from protocol.fencing import PlanEpoch
 from stage_agent.runtimes.budget import StartBudget
@@ -34,3 +35,5 @@ class RuntimeContext:
     """Loopback ways to engines of other nodes, for engines that only speak TCP."""
     engine: str = ""
     """This node's engine build, as its row tells it."""
+    readout_speeds: Callable[[str], ReadoutSpeeds] = lambda _last: ReadoutSpeeds(None, None, None)
+    """What is known of this node as head and of the last stage's node."""

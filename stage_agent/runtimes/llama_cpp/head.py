@@ -33,6 +33,7 @@ from stage_agent.runtimes.llama_cpp.devices import (
     parse_devices,
     spread,
 )
+from stage_agent.runtimes.llama_cpp.output_layer import output_on_head
 from stage_agent.runtimes.llama_cpp.program import Program, choose_port
 from stage_agent.tunnel.tunnels import Door, Listener, Tunnels, http_door, rpc_door
 
@@ -109,7 +110,7 @@ class Head:
             endpoints=endpoints,
             devices=devices,
             cpu_layers=cpu_layers,
-            output_on_head=await asyncio.to_thread(self._output, model),
+            output_on_head=await self._output_on_head(model),
         )
         self.program = program = await Program.start(command, self._settings, self._context.tasks, self._on_line)
         await self._healthy(program, port, progress)
@@ -246,21 +247,14 @@ class Head:
         except ModelError as error:
             raise RuntimeFailure("model_unavailable", str(error)) from None
 
-    def _output(self, model: Path) -> str:
-        """Whether to keep the output layer here.
-
-        Tied to the embedding it is here anyway: that costs no memory, and saves a vocabulary of logits per token on the
-        last link.
-        """
-        remote_last = self._assignment.stages[-1].node_id != self._context.node_id
-        if self._settings.llama_output_layer == "last" or not remote_last:
+    async def _output_on_head(self, model: Path) -> str:
+        """Whether to keep the output layer here: ``tied``, ``untied`` or empty."""
+        last = self._assignment.stages[-1].node_id
+        if self._settings.llama_output_layer == "last" or last == self._context.node_id:
             return ""
-        from stage_agent.model_source import open_model
-
-        tied = open_model(model).tied_embeddings
-        if tied:
-            return "tied"
-        return "untied" if self._settings.llama_output_layer == "head" else ""
+        speeds = self._context.readout_speeds(last)
+        forced = self._settings.llama_output_layer == "head"
+        return await asyncio.to_thread(output_on_head, model, speeds, forced=forced)
 
     def _on_line(self, line: str) -> None:
         if (assigned := parse_assigned(line)) is not None:

@@ -6,6 +6,7 @@ is watched by its process only: a probe that spoke to a busy rpc-server could ki
 """
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure
 from stage_agent.runtimes.llama_cpp.command import LOOPBACK, worker_command
 from stage_agent.runtimes.llama_cpp.head import Head
 from stage_agent.runtimes.llama_cpp.program import Program, choose_port
+from stage_agent.runtimes.llama_cpp.weight_cache import cache_directory, make_room
 from stage_agent.tunnel.tunnels import Door, rpc_door
 
 _PORT_ATTEMPTS = 3
@@ -160,12 +162,17 @@ class LlamaCppRuntime:
 
     async def _start_worker(self, assignment: StageAssignment) -> int:
         """Its port. A port that somebody took first is tried again elsewhere."""
-        epoch = self._context.epoch
+        epoch, settings = self._context.epoch, self._settings
+        cache = settings.llama_cache and await asyncio.to_thread(
+            make_room,
+            cache_directory({**os.environ, **settings.environment}),
+            budget_bytes=settings.llama_cache_bytes_max,
+            coming_bytes=assignment.parameter_bytes,
+        )
         for attempt in range(_PORT_ATTEMPTS):
-            port = choose_port(self._settings)
-            self._worker = worker = await Program.start(
-                worker_command(self._settings, port), self._settings, self._context.tasks
-            )
+            port = choose_port(settings)
+            command = worker_command(settings, port, cache=cache)
+            self._worker = worker = await Program.start(command, settings, self._context.tasks)
             if await worker.listening(port):
                 break
             if attempt + 1 == _PORT_ATTEMPTS or "socket" not in worker.engine.last_line:

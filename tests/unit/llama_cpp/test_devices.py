@@ -55,7 +55,7 @@ def test_the_map_includes_the_output_layer_and_the_first_difference_is_named() -
 
 
 def test_workers_never_listen_elsewhere_than_on_loopback() -> None:
-    command = worker_command(RuntimeSettings(llama_threads=2, llama_devices="CPU", llama_cache=True), 21_070)
+    command = worker_command(RuntimeSettings(llama_threads=2, llama_devices="CPU"), 21_070, cache=True)
     assert command == ["ggml-rpc-server", "-H", "127.0.0.1", "-p", "21070", "-t", "2", "-d", "CPU", "-c"]
 
 

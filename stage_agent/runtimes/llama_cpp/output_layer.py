@@ -1,0 +1,45 @@
+"""Where the head puts the output layer of the model that it is about to load. Reads the file's header only."""
+
+from pathlib import Path
+
+import psutil
+
+from coordinator.model.gguf_package import read_gguf_model
+from coordinator.planner.readout import ReadoutSpeeds, head_reads_out_cheaper
+from stage_agent.model_files import FileSource, GgufFiles, locate
+from stage_agent.model_source import open_model
+
+OUTPUT = "output.weight"
+LOGIT_BYTES = 4
+SPARE = 2
+"""An output layer is only moved into a main memory that has so many times its bytes free."""
+
+
+def output_on_head(model: Path, speeds: ReadoutSpeeds, *, forced: bool) -> str:
+    """``tied``, ``untied``, or empty: leave it on the last stage. Raises ``ModelError``.
+
+    Tied to the embedding it is on the head anyway: no memory, and no vocabulary of logits on the last link. A matrix of its
+    own moves when ``forced``, or when a token then costs less and there is plenty of memory.
+    """
+    if open_model(model).tied_embeddings:
+        return "tied"
+    if forced:
+        return "untied"
+    found = _output_layer(model)
+    if found is None:
+        return ""
+    size, vocabulary = found
+    cheaper = head_reads_out_cheaper(size, LOGIT_BYTES * vocabulary, speeds)
+    return "untied" if cheaper and psutil.virtual_memory().available >= SPARE * size else ""
+
+
+def _output_layer(model: Path) -> tuple[int, int] | None:
+    """Bytes of the output matrix and its rows, one per word of the vocabulary."""
+    files = locate(model)
+    if not isinstance(files, GgufFiles):
+        return None
+    read, _ = read_gguf_model([(str(shard), FileSource(shard)) for shard in files.shards])
+    for tensor in read.tensors:
+        if tensor.entry.name == OUTPUT:
+            return tensor.entry.nbytes, tensor.entry.shape[-1]
+    return None
