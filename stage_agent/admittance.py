@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.admission import AdmissionBook, mesh_name
+from protocol.admission import MAX_CHAIN, AdmissionBook, mesh_name
 from protocol.errors import IdentityBarred, StateError
 from protocol.ids import NodeId, short
 from protocol.quic import rotation
@@ -19,6 +19,7 @@ from stage_agent.api.commands import Accepted, Refused
 from stage_agent.clock import monotonic_us
 from stage_agent.driver import Driver
 from stage_agent.mesh_book import MeshBook
+from stage_agent.orders import OrderRefusedError, in_place_of
 from stage_agent.switches import Switches
 
 SPREAD_S = 1.0
@@ -118,6 +119,27 @@ class Admittance:
         self.driver.journal.tell("key_rotated", text, "warning", node_id=own.node_id, successor=own.successor)
         self.look()
         return Accepted({"node_id": own.node_id, "successor": own.successor})
+
+    def inherit_orders(self) -> None:
+        """Standing orders that name an id which this node had before its key was rotated hold for the present one."""
+        book, own, driver = self._book.book, self.identity.node_id, self.driver
+        old_ids = [held.node_id for held in book.statements if self._heir(held.node_id) == own]
+        now_us = monotonic_us()
+        try:
+            if said := in_place_of(driver.orders.known(now_us), dict.fromkeys(old_ids, own)):
+                driver.orders.say(said, now_us)
+        except (OrderRefusedError, StateError) as error:
+            driver.journal.tell("orders_not_inherited", str(error), "warning")
+
+    def _heir(self, node_id: str) -> NodeId | None:
+        """Who holds the place of ``node_id`` today; ``None`` when nobody took it."""
+        heir: NodeId | None = None
+        for _ in range(MAX_CHAIN):  # statements of others may lead in a circle
+            following = self._book.book.successor(heir or node_id)
+            if following is None:
+                break
+            heir = following
+        return heir
 
     def _believe(self, made: Iterable[Admission]) -> Refused | None:
         """Durable first, then merged and told."""

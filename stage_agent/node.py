@@ -207,6 +207,7 @@ async def _serve(
     for admission in prepared.book.book.statements:
         driver.carry_membership(node.membership.spread_admission(admission, monotonic_us()))
     await node.artifacts.prepare()
+    node.admittance.inherit_orders()
     driver.post(driver.orders_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
     watch = tasks.create_task(node.events.watch(), name="paths")

@@ -8,12 +8,22 @@ Ages are for people. They travel as durations, so what a row says is too young b
 tellings of one order the oldest counts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import StagemeshError
 from protocol.ids import NodeId
-from protocol.orders import LOCK, MAX_LOCKS, MAX_ORDERS, OperatorOrder, OrderKey, outranks
+from protocol.orders import (
+    EXCLUDE,
+    LOCK,
+    MAX_LOCKS,
+    MAX_ORDERS,
+    PIN_COORDINATOR,
+    PIN_STAGE0,
+    OperatorOrder,
+    OrderKey,
+    outranks,
+)
 from protocol.rows import NodeRow
 from protocol.wire import MAX_INTEGER
 
@@ -97,6 +107,30 @@ class Orders:
         known, moments = self._known | fresh, self._said_us | said_us
         self.keep(_aged(known, moments, now_us))
         self._known, self._said_us = known, moments
+
+
+def in_place_of(orders: Iterable[OperatorOrder], heirs: Mapping[str, str]) -> list[OperatorOrder]:
+    """What has to be said so that standing orders about nodes whose key was rotated hold for their new ids.
+
+    ``heirs``: new id by old one. An exclusion moves to the new id, unless that has one of its own; the rest names it.
+    """
+    said: list[OperatorOrder] = []
+    orders = tuple(orders)
+    spoken_for = {order.subject for order in orders if order.kind == EXCLUDE}
+    for order in (each for each in orders if not each.removed):
+        if order.kind == EXCLUDE and order.subject in heirs:
+            heir = heirs[order.subject]
+            said.append(order.model_copy(update={"removed": True}))
+            if heir not in spoken_for:
+                said.append(order.model_copy(update={"subject": heir}))
+        elif order.kind in {PIN_STAGE0, PIN_COORDINATOR} and order.value in heirs:
+            said.append(order.model_copy(update={"value": heirs[order.value]}))
+        elif order.kind == LOCK and any(stage.node_id in heirs for stage in order.stages):
+            stages = tuple(
+                stage.model_copy(update={"node_id": heirs.get(stage.node_id, stage.node_id)}) for stage in order.stages
+            )
+            said.append(order.model_copy(update={"stages": stages}))
+    return said
 
 
 def _aged(

@@ -47,6 +47,9 @@ class SmallNode:
         self.port, self.api_port = free_ports(2)
         self.api = f"127.0.0.1:{self.api_port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self.said: list[str] = []
+        """What commands other than ``invite`` printed."""
+        self.tokens: list[str] = []
         self.config.write_text(
             f'[node]\nname = "{name}"\nstate_dir = "{self.state}"\ncache_dir = "{self.root / "cache"}"\n'
             f'[listen]\nhost = "127.0.0.1"\nport = {self.port}\n[api]\nport = {self.api_port}\n'
@@ -55,11 +58,15 @@ class SmallNode:
 
     def call(self, command: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """A command that works on the state directory."""
-        return stagemesh(command, *arguments, "--config", str(self.config), stdin=stdin)
+        return self._noted(command, stagemesh(command, *arguments, "--config", str(self.config), stdin=stdin))
 
     def ask(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command to the running daemon."""
-        return stagemesh(command, *arguments, "--node", self.api)
+        return self._noted(command, stagemesh(command, *arguments, "--node", self.api))
+
+    def _noted(self, command: str, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+        self.said += [done.stderr] if command == "invite" else [done.stdout, done.stderr]
+        return done
 
     def start(self, *, wait: bool = True) -> None:
         with self.log.open("ab") as log:
@@ -130,5 +137,6 @@ def small_mesh(root: Path, *names: str, extra: str = "") -> Iterator[list[SmallN
 def join(node: SmallNode, inviter: SmallNode) -> None:
     """``node`` joins by a token of ``inviter``, which runs."""
     token = json.loads(inviter.call("invite", "--json").stdout)["token"]
+    inviter.tokens.append(token)
     done = node.call("join", "-", stdin=token)
     assert done.returncode == 0, done.stderr

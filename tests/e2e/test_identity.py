@@ -3,6 +3,7 @@
 The tests share one mesh of three and run in order: later ones expel and restart what earlier ones looked at.
 """
 
+import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from protocol.join_token import decode_token
 from stage_agent.graves import kept_tombstones
 from stage_agent.state.store import StateStore
 from tests.e2e.small_nodes import SmallNode, join, small_mesh, stagemesh, until
@@ -149,6 +152,67 @@ def test_who_left_stays_away_after_everybody_else_restarted(nodes) -> None:
     assert gamma.stop() == 0
     with StateStore.open(gamma.state) as store:
         assert gone in {stone.node_id for stone in kept_tombstones(store)}
+
+
+def secrets_of(nodes: list[SmallNode]) -> dict[str, list[str]]:
+    """Every secret of the run, in each form in which it might be written somewhere."""
+    raw: dict[str, bytes] = {}
+    for node in nodes:
+        for file in [*node.state.glob("identity.pem*")]:
+            for number, block in enumerate(file.read_bytes().split(END)[:-1]):
+                raw[f"{file} key {number}"] = load_pem_private_key(block + END, None).private_bytes_raw()
+        for file in node.state.glob("invites/*.json"):
+            raw[f"{file} verifier"] = bytes.fromhex(json.loads(file.read_text())["verifier"])
+        raw |= {f"{node.name} secret {number}": decode_token(token).secret for number, token in enumerate(node.tokens)}
+    forms = {
+        name: [
+            each.hex(),
+            base64.b64encode(each).decode()[:40],
+            base64.urlsafe_b64encode(each).decode()[:40],
+            repr(each)[2:-1],
+        ]
+        for name, each in raw.items()
+    }
+    return forms | {
+        f"{node.name} token {number}": [token, token[8:48]]
+        for node in nodes
+        for number, token in enumerate(node.tokens)
+    }
+
+
+def test_no_secret_of_the_whole_run_stands_in_a_log_an_answer_or_an_output(nodes) -> None:
+    running = [node for node in nodes if node.process is not None]
+    paths = [
+        "api/v1/" + name for name in ("status", "nodes", "links", "plans", "stages", "models", "events", "targets")
+    ]
+    texts = {f"{node.name} log": node.log.read_text() for node in nodes}
+    texts |= {f"{node.name} said": "".join(node.said) for node in nodes}
+    texts |= {
+        f"{node.name} /{path}": httpx.get(f"http://{node.api}/{path}").text
+        for node in running
+        for path in [*paths, "metrics", "openapi.json", "healthz", ""]
+    }
+    command_lines = {
+        f"{node.name} command line": Path(f"/proc/{node.process.pid}/cmdline").read_bytes().decode()
+        for node in running
+        if node.process is not None and Path("/proc/self/cmdline").exists()
+    }
+    texts |= command_lines
+    secrets = secrets_of(nodes)
+    assert len(secrets) >= 4 * len(nodes), "keys, keys to follow, tokens, their secrets and verifiers"
+    found = [
+        (name, where)
+        for name, forms in secrets.items()
+        for where, text in texts.items()
+        for form in forms
+        if form in text
+    ]
+    assert found == []
+    everything = "".join(texts.values())
+    assert '"level": "debug"' in everything or "debug" in everything
+    assert all(each in everything for each in running[0].alive().values()), "the search does find what is there"
+    planted = everything + secrets["alpha token 0"][0]
+    assert any(form in planted for forms in secrets.values() for form in forms)
 
 
 def test_without_a_daemon_both_commands_say_so() -> None:
