@@ -218,7 +218,10 @@ class TcpLane:
 async def _connected(host: str, port: int) -> socket.socket:
     """A TCP connection to the first address of ``host`` that answers. Raises ``OSError``."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for position, (family, kind, proto, _, address) in enumerate(found):
         plain = socket.socket(family, kind, proto)
         try:
