@@ -7,7 +7,6 @@ from coordinator.exporters.export import Export, ExportRequest, HostPart
 from coordinator.exporters.shell_words import command_line
 
 SHARDS_FILE = "exo-shards.json"
-API_PORT = 52415
 
 
 def export_exo(request: ExportRequest) -> Export:
@@ -24,7 +23,7 @@ def export_exo(request: ExportRequest) -> Export:
         }
         for stage in request.stages
     ]
-    api = f"http://localhost:{API_PORT}"
+    api = f"http://localhost:{request.port}"
     parts = [HostPart(request.host(stage), stage.stage_index, ("uv run exo",)) for stage in request.stages[1:]]
     template = f"{api}/instance/previews?{urlencode({'model_id': request.model})}"
     post = (
@@ -41,7 +40,8 @@ def export_exo(request: ExportRequest) -> Export:
     head = (
         "uv run exo &",
         command_line(("curl", "-s", "-o", "previews.json", template)),
-        f"# take a pipeline preview with {count} nodes, give each runner its host's shard of {SHARDS_FILE}: instance.json",
+        f"# of a pipeline preview with {count} nodes give each runner its host's shard of {SHARDS_FILE} (its model_card stays),",
+        '# and write {"instance": <the preview\'s instance>} to instance.json',
         command_line(post),
     )
     files = {SHARDS_FILE: json.dumps(shards, indent=2) + "\n"}

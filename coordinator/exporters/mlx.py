@@ -11,6 +11,7 @@ from coordinator.exporters.shell_words import command_line
 
 HOSTS_FILE = "stagemesh-hosts.json"
 SCRIPT_FILE = "stagemesh_mlx.py"
+PROMPT = "The capital of France is"
 _SCRIPT = '''"""Generate with the split of a stagemesh plan: python {script} PROMPT (rank 0 prints)."""
 
 import sys
@@ -38,6 +39,8 @@ for piece in stream_generate(model, tokenizer, sys.argv[1], max_tokens=128):
 
 def export_mlx(request: ExportRequest) -> Export:
     """The same two files on every host; the command runs on rank 0's host, which is the last stage's."""
+    if len(request.stages) == 1:
+        return _alone(request)
     ranks = tuple(reversed(request.stages))
     hosts = json.dumps([[f"{request.host(stage).address}:{request.port}"] for stage in ranks]) + "\n"
     script = _SCRIPT.format(
@@ -48,13 +51,27 @@ def export_mlx(request: ExportRequest) -> Export:
     parts = []
     for rank, stage in enumerate(ranks):
         environment = {"MLX_HOSTFILE": HOSTS_FILE, "MLX_RANK": str(rank)}
-        command = command_line(("python", SCRIPT_FILE, "The capital of France is"), environment)
+        command = command_line(("python", SCRIPT_FILE, PROMPT), environment)
         files = {HOSTS_FILE: hosts, SCRIPT_FILE: script}
         parts.append(HostPart(request.host(stage), stage.stage_index, (command,), files))
     cannot = (
+        *_cannot(request),
         "architectures without PipelineMixin (llama is one): mlx-lm cannot split them",
         "an uneven split by flag: `mlx_lm.server --pipeline` always splits evenly, hence the script",
         "encryption and authentication: the ring is plain TCP",
-        f"context ({request.plan.context_length}) and lanes ({request.plan.parallel_lanes}): mlx-lm grows its cache as it goes",
     )
     return Export("mlx", tuple(parts), cannot)
+
+
+def _alone(request: ExportRequest) -> Export:
+    """One stage needs no ring and no split."""
+    (stage,) = request.stages
+    command = command_line(
+        ("python", "-m", "mlx_lm", "generate", "--model", request.model, "--prompt", PROMPT, "--max-tokens", "128")
+    )
+    return Export("mlx", (HostPart(request.host(stage), 0, (command,)),), _cannot(request))
+
+
+def _cannot(request: ExportRequest) -> tuple[str, ...]:
+    plan = request.plan
+    return (f"context ({plan.context_length}) and lanes ({plan.parallel_lanes}): mlx-lm grows its cache as it goes",)

@@ -23,6 +23,7 @@ def export_prima_cpp(request: ExportRequest) -> Export:
     cannot = (
         "which of a host's layers go to its GPU: add -ngl and --gpu-mem per host",
         "encryption and authentication: the ring is plain ZeroMQ",
+        f"ports: it has its own, {request.port} is not used; let the hosts reach each other on them",
         "a package: prima.cpp is built from its source",
     )
     return Export("prima-cpp", tuple(parts), cannot)

@@ -86,6 +86,20 @@ def test_mlx_ranks_are_reversed_everywhere() -> None:
         assert "SPLIT = [8, 12, 10]" in part.files["stagemesh_mlx.py"]
 
 
+def test_mlx_runs_a_single_stage_without_a_ring() -> None:
+    exported = EXPORTERS["mlx"](request((30,)))
+    (part,) = exported.parts
+    assert not part.files
+    assert words(part.commands[0])[:4] == ["python", "-m", "mlx_lm", "generate"]
+    assert not any("ring" in sentence for sentence in exported.cannot)
+
+
+def test_exo_is_asked_at_the_given_port_and_told_how_an_instance_is_wrapped() -> None:
+    commands = by_stage(EXPORTERS["exo"](request(port=6_000)))[0].commands
+    assert all("localhost:6000/" in line for line in commands if "curl" in line)
+    assert any('{"instance":' in line for line in commands)
+
+
 def test_exo_s_shards_are_half_open_and_complete() -> None:
     shards = json.loads(by_stage(EXPORTERS["exo"](request()))[0].files["exo-shards.json"])
     assert [(each["device_rank"], each["start_layer"], each["end_layer"]) for each in shards] == [
