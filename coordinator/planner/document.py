@@ -26,6 +26,11 @@ from coordinator.planner.problem import EdgeBasis, Objective
 from coordinator.planner.validate import MAX_EXACT
 from protocol.errors import StagemeshError
 
+MAX_LAYERS = 4_096
+MAX_CONTEXT = 2**32
+MAX_LANES = 65_536
+"""Beyond these a document is a mistake; exporters write a value per layer and per lane."""
+
 
 class PlanDocumentError(StagemeshError):
     """A plan file is not a plan document; nothing was done with it. Names the first bad field."""
@@ -181,25 +186,28 @@ class _Strict(BaseModel):
 
 
 _Count = Field(ge=0, le=MAX_EXACT)
+_Known = Field(ge=0, le=MAX_EXACT)
+"""``null`` stands for unknown; the key must be there."""
+_Layer = Field(ge=0, le=MAX_LAYERS)
 _Name = Field(min_length=1, max_length=256)
 
 
 class _ModelName(_Strict):
     name: str
     digest: str
-    layer_count: int = Field(ge=1, le=MAX_EXACT)
+    layer_count: int = Field(ge=1, le=MAX_LAYERS)
 
 
 class _StageRow(_Strict):
     stage_index: int = _Count
     node_id: str = _Name
-    layer_start: int = _Count
-    layer_end: int = _Count
+    layer_start: int = _Layer
+    layer_end: int = _Layer
     roles: tuple[Role, ...] = Field(strict=False)
     parameter_bytes: int = _Count
     required_bytes: int = _Count
     usable_bytes: int = _Count
-    stage_us: int | None
+    stage_us: int | None = _Known
     reason_codes: tuple[str, ...] = Field(default=(), strict=False)
 
 
@@ -207,35 +215,35 @@ class _HopRow(_Strict):
     source: str = _Name
     target: str = _Name
     kind: Literal["forward", "return"]
-    rtt_us: int | None
+    rtt_us: int | None = _Known
     transfer_us: int = _Count
-    hop_us: int | None
+    hop_us: int | None = _Known
     basis: EdgeBasis
 
 
 class _BoundaryRow(_Strict):
-    layer: int = _Count
+    layer: int = _Layer
     decision: Literal["accepted", "rejected"]
     wire_bytes_per_token: int = _Count
     reason_codes: tuple[str, ...] = Field(default=(), strict=False)
 
 
 class _ModeledRow(_Strict):
-    decode_tpot_us: int | None
-    network_us_per_token: int | None
-    pipelined_period_us: int | None
-    ttft_us: int | None
-    tokens_per_s: float | None
+    decode_tpot_us: int | None = _Known
+    network_us_per_token: int | None = _Known
+    pipelined_period_us: int | None = _Known
+    ttft_us: int | None = _Known
+    tokens_per_s: float | None = Field(ge=0, le=MAX_EXACT)
 
 
 class _TargetRow(_Strict):
-    decode_tpot_ms: float = Field(gt=0)
+    decode_tpot_ms: float = Field(gt=0, le=MAX_EXACT / 1_000)
     met: bool | None
 
 
 class _SearchRow(_Strict):
     proven_optimal: bool
-    gap: float | None
+    gap: float | None = Field(ge=0, le=MAX_EXACT)
     expanded: int = _Count
     elapsed_ms: int = _Count
 
@@ -251,8 +259,8 @@ class _PlanDocument(_Strict):
     schema_version: Literal[1]
     model: _ModelName
     participant_set_hash: str
-    context_length: int = Field(ge=1, le=MAX_EXACT)
-    parallel_lanes: int = Field(ge=1, le=MAX_EXACT)
+    context_length: int = Field(ge=1, le=MAX_CONTEXT)
+    parallel_lanes: int = Field(ge=1, le=MAX_LANES)
     objective: Objective
     calibration: str
     placement: Placement

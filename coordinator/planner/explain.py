@@ -49,6 +49,8 @@ class Rival:
     term_difference_us: int | None
     reason: str
     """Why there is no plan, or an empty string."""
+    also: tuple[str, ...] = ()
+    """Labels of further questions with this very plan as their answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,25 @@ def explain(problem: PlanningProblem, plan: Plan, *, clock_us: Callable[[], int]
         *(_with(problem, plan, node_id, clock_us) for node_id in _left_out(instance, plan)[:MAX_RIVALS_WITH]),
         _single(instance, plan),
     )
-    return Explanation(plan, terms_of(plan), rivals, _changes(plan, rivals))
+    distinct = _distinct(rivals)
+    return Explanation(plan, terms_of(plan), distinct, _changes(plan, distinct))
+
+
+def _distinct(rivals: tuple[Rival, ...]) -> tuple[Rival, ...]:
+    """Each plan once: with two nodes, to leave one out and to take the other alone is the same."""
+    found: list[Rival] = []
+    for rival in rivals:
+        same = [
+            index
+            for index, known in enumerate(found)
+            if rival.plan is not None and known.plan is not None and known.plan.plan_hash == rival.plan.plan_hash
+        ]
+        if same:
+            known = found[same[0]]
+            found[same[0]] = replace(known, also=(*known.also, rival.label))
+        else:
+            found.append(rival)
+    return tuple(found)
 
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:
@@ -90,6 +110,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
             {
                 "kind": rival.kind,
                 "label": rival.label,
+                "also": list(rival.also),
                 "nodes": [] if rival.plan is None else [stage.node_id for stage in rival.plan.stages],
                 "layers": []
                 if rival.plan is None

@@ -135,11 +135,14 @@ def targets_document(snapshot: NodeSnapshot) -> list[dict[str, Any]]:
 
 def names_of(snapshot: NodeSnapshot) -> dict[str, str]:
     """Node id → the name that people see; a name that two nodes share gets the first characters of the id."""
-    shared = Counter(member.name for member in snapshot.members)
-    return {
-        member.node_id: member.name if shared[member.name] == 1 else f"{member.name}-{member.node_id[:8]}"
-        for member in snapshot.members
-    }
+    return distinct_names((member.node_id, member.name) for member in snapshot.members)
+
+
+def distinct_names(members: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Node id → name, from both; names that are not unique get the first characters of their ids."""
+    pairs = list(members)
+    shared = Counter(name for _, name in pairs)
+    return {node_id: name if shared[name] == 1 else f"{name}-{node_id[:8]}" for node_id, name in pairs}
 
 
 def _slot_summary(slot: SlotView) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _rivals(document: Document) -> list[RenderableType]:
     impossible: list[RenderableType] = []
     table = columns("rival", "placement", ">per token", ">difference", "because of", title="rivals")
     for rival in document["rivals"]:
-        label = _RIVALS.get(rival["kind"], rival["label"])
+        label = ", ".join((_RIVALS.get(rival["kind"], rival["label"]), *rival["also"]))
         if not rival["nodes"]:
             impossible.append(Text(f"{label}: {rival['reason'] or 'none'}", style="dim"))
             continue

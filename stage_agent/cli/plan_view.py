@@ -184,7 +184,7 @@ def _hops(document: Document) -> Table:
 
 
 def _figures(document: Document) -> RenderableType:
-    modeled, search = document["modeled"], document["search"]
+    modeled = document["modeled"]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -197,7 +197,7 @@ def _figures(document: Document) -> RenderableType:
         table.add_row("throughput", speed)
     if modeled["ttft_us"] is not None:
         table.add_row("first token", milliseconds(modeled["ttft_us"]))
-    table.add_row("certificate", _certificate(search))
+    table.add_row("certificate", _certificate(document))
     return table
 
 
@@ -245,12 +245,21 @@ def _target(document: Document) -> Text:
     return Text(f"{wanted}: missed{over}", style="red")
 
 
-def _certificate(search: Document) -> str:
+def _certificate(document: Document) -> str:
+    """What is known about better plans, and what it took to know that."""
+    if document["placement"] == "locked":
+        return "locked: exactly this split was ordered, nothing else was looked at"
+    search = document["search"]
     effort = f"{search['expanded']:,} orders expanded in {search['elapsed_ms']} ms"
     if search["proven_optimal"]:
         return f"proven optimal; {effort}"
     if search["gap"] is None:
-        return f"not a cost search; {effort}"
+        why = (
+            "capacity was asked for"
+            if document["objective"] == "capacity"
+            else "not every speed and round trip is known"
+        )
+        return f"not shown to be the fastest: {why}; {effort}"
     return f"within {search['gap']:.2%} of the best possible; {effort}"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -146,17 +145,11 @@ def _live_document(node: str | None, model: str | None) -> Document:
 
 def _named(node: str | None, document: Document) -> Document:
     """A live document with the nodes' names, which people know, for their ids."""
+    from stage_agent.api.documents import distinct_names
     from stage_agent.cli.client import get_json
 
     members = get_json(node, "/api/v1/nodes")["nodes"]
-    shared = Counter(member["name"] for member in members)
-    names = {
-        member["node_id"]: member["name"]
-        if shared[member["name"]] == 1
-        else f"{member['name']}-{member['node_id'][:8]}"
-        for member in members
-    }
-    return with_names(document, names)
+    return with_names(document, distinct_names((member["node_id"], member["name"]) for member in members))
 
 
 def _watch(node: str | None, model: str | None) -> None:

@@ -72,6 +72,20 @@ def test_the_document_is_json_and_says_what_would_change_the_plan() -> None:
     assert any("target needs" in sentence for sentence in document["changes"])
 
 
+def test_a_plan_that_answers_several_questions_is_listed_once() -> None:
+    nodes = [node("fast", 12 * GB, 800 * GB), node("slow", 12 * GB, 20 * GB)]
+    explanation = explained(problem(nodes, both("fast", "slow")))
+    plans = [each.plan.plan_hash for each in explanation.rivals if each.plan is not None]
+    assert len(plans) == len(set(plans))
+    asked = [label for each in explanation.rivals for label in (each.label, *each.also)]
+    assert sorted(asked) == sorted(["the same nodes in memory order", "without fast", "with slow", "fast alone"]), (
+        "every question is answered"
+    )
+    assert len(explanation.changes) == len(set(explanation.changes))
+    document = explanation_document(explanation)
+    assert [entry["also"] for entry in document["rivals"]] == [list(each.also) for each in explanation.rivals]
+
+
 def test_a_node_that_was_left_out_is_priced_and_the_reason_is_named() -> None:
     nodes = [node("a", 11 * GB // 2), node("b", 11 * GB // 2), node("snail", 30 * GB, 5 * GB)]
     edges = [link(x, y, 1_000) for x in ("a", "b", "snail") for y in ("a", "b", "snail") if x != y]
