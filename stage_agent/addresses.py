@@ -1,18 +1,28 @@
 """Where others can dial this node."""
 
+import ipaddress
 import socket
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
 
 from config.settings import ListenSettings
 from protocol.errors import AddressError, ConfigurationError
 from protocol.quic.address import HostPort
 
+ADDRESSES_MAX = 8
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses: connecting a UDP socket to them sends nothing, but names the interface that leads outside."""
 
 
 def own_addresses(listen: ListenSettings) -> tuple[str, ...]:
-    """What newcomers can dial: what is advertised, else the address listened on, else this machine's outward ones."""
+    """What peers can dial: what is advertised, else the address listened on, else this machine's own.
+
+    The outward address comes first, then that of every other network card: a cable that leads to one peer only may be
+    the best way there.
+    """
     if listen.advertise:
         return listen.advertise
     if listen.port == 0:
@@ -21,7 +31,32 @@ def own_addresses(listen: ListenSettings) -> tuple[str, ...]:
         return (str(HostPort(listen.host, listen.port)),)
     families = (socket.AF_INET, socket.AF_INET6) if listen.host == "::" else (socket.AF_INET,)
     found = [host for family in families if (host := _outward(family))]
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    cards = {name: [each.address for each in held] for name, held in psutil.net_if_addrs().items() if name in up}
+    found = list(dict.fromkeys((*found, *card_hosts(cards))))[:ADDRESSES_MAX]
     return tuple(str(HostPort(host, listen.port)) for host in found or ["127.0.0.1"])
+
+
+def card_hosts(cards: Mapping[str, Iterable[str]], is_card: Callable[[str], bool] | None = None) -> list[str]:
+    """The IPv4 addresses of network cards, by name of the card.
+
+    Bridges of containers and virtual machines are left out: their addresses are the same on every machine and lead
+    nowhere. So are tunnels, which are never the better way, and addresses that a card gave itself.
+    """
+    hosts = []
+    for name in sorted(filter(is_card or _is_card, cards)):
+        for text in cards[name]:
+            with suppress(ValueError):
+                ip = ipaddress.IPv4Address(text)
+                if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified):
+                    hosts.append(str(ip))
+    return hosts
+
+
+def _is_card(name: str) -> bool:
+    """Whether there is hardware behind the interface."""
+    known = Path("/sys/class/net")  # Linux
+    return (known / name / "device").exists() if known.exists() else name.startswith(("en", "eth", "wl"))
 
 
 def _outward(family: socket.AddressFamily) -> str:

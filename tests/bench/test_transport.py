@@ -166,7 +166,7 @@ def listen_for_echoes(alpha):
             and event.message.seq in waiting
             and not waiting[event.message.seq].done()
         ):
-            waiting[event.message.seq].set_result(now_us())
+            waiting[event.message.seq].set_result(event.arrived_us)  # as the node measures its links
 
     alpha.transport.table._events = take
     return waiting
