@@ -1,7 +1,6 @@
 """What a node shows of its mesh: the agents' own words, not what was planned once."""
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from protocol.fencing import epoch_to_wire
 from protocol.ids import Instance, NodeId, Term
 from protocol.membership.member import Member
 from protocol.orders import EXCLUDE, OperatorOrder
+from protocol.quic.interface import TransportCounters
 from stage_agent.api.documents import stages_document, status_document
 from stage_agent.api.readiness import not_ready_reasons
 from stage_agent.cli.mesh_view import status_view
@@ -78,9 +78,7 @@ class Shown:
         )
         assert self.published.learn(NodeId("b"), message)
         self.orders = Orders(NodeId("a"), lambda _: None)
-        transport = SimpleNamespace(
-            counters=SimpleNamespace(bytes=Counter(), rejected=Counter()), connected=frozenset()
-        )
+        transport = SimpleNamespace(counters=TransportCounters(), connected=frozenset())
         driver = SimpleNamespace(
             membership=self.membership, coordinator=self.coordinator, transport=transport, journal=journal,
             narrator=self.narrator, orders=self.orders, published=self.published,
