@@ -67,18 +67,22 @@ async def run_node(settings: Settings, read_again: Callable[[], Settings]) -> No
     ``read_again`` reads the configuration for SIGHUP. A node that got a new key begins again under it.
     """
     settings = settings.model_copy(update={"listen": with_real_port(settings.listen)})
-    switches = Switches()
+    switches, journal = Switches(), Journal()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, switches.terminate)
     while True:
-        await _run_once(settings, read_again, switches)
+        await _run_once(settings, read_again, switches, journal)
         if switches.terminated or not switches.again:
             return
         switches.next_run()
+        with contextlib.suppress(ConfigurationError):  # what was reloaded counts; a file broken since changes nothing
+            settings = read_again().model_copy(update={"listen": settings.listen})
 
 
-async def _run_once(settings: Settings, read_again: Callable[[], Settings], switches: Switches) -> None:
+async def _run_once(
+    settings: Settings, read_again: Callable[[], Settings], switches: Switches, journal: Journal
+) -> None:
     """The node under the identity that it has now, until asked to stop."""
     if settings.discovery.lan:
         require_zeroconf()
@@ -90,7 +94,6 @@ async def _run_once(settings: Settings, read_again: Callable[[], Settings], swit
             f"{directory} is in no mesh: run `stagemesh init`, or `stagemesh join TOKEN` with a token from a member"
         )
     book = mesh.book()
-    journal = Journal()
     with StateStore.open(directory) as store:
         identity = standing_identity(directory, identity, book)
         if store.set_aside is not None:
