@@ -98,6 +98,7 @@ def test_several_models_are_placed_by_priority_and_a_smaller_one_takes_what_is_l
     three_models(made)
     run(made, 60)
     assert all(slot(made, name).routable for name in ("first", "second"))
+    assert not decided(made, "withdrawn"), "the important ones come first: nobody has to give way afterwards"
     third = slot(made, "third")
     assert third.routable == (not third.refused)
     for node_id in (A, B):
