@@ -54,7 +54,8 @@ class Records:
     def offer(self, signed: SignedRow, sender: NodeId, now_us: int, *, vouched: bool = False) -> None:
         """Merge one row that ``sender`` passed on (or is the owner of); ``vouched``: contact was made through a helper."""
         ground = self._ground
-        if ground.table.holds(signed):
+        if (holder := ground.table.holder(signed)) is not None:
+            ground.queue.heard("row", holder.node_id, sender, ground.nodes, len(ground.connections))
             return
         try:
             label = label_of(signed)
@@ -85,7 +86,11 @@ class Records:
 
     def on_version(self, version: RowVersion, sender: NodeId, now_us: int) -> str | None:
         """Somebody has such a row: its id if it should be asked for."""
-        if version.node_id == self._ground.node_id:
+        ground = self._ground
+        if version.node_id == ground.node_id:
+            return None
+        if ground.table.agrees(version):
+            ground.queue.heard("row", version.node_id, sender, ground.nodes, len(ground.connections))
             return None
         number = (version.boot_counter, version.seq)
         known = self._ground.table.known_version(version.node_id)

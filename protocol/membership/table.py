@@ -106,10 +106,11 @@ class NodeTable:
         """The entry of a known node."""
         return self._entries.get(NodeId(node_id))
 
-    def holds(self, signed: SignedRow) -> bool:
-        """Exactly this row is stored, of a live member: nothing more to learn from it."""
+    def holder(self, signed: SignedRow) -> Entry | None:
+        """The live member of which exactly this row is stored: nothing more to learn from it."""
         entry = self._by_signature.get(signed.signature)
-        return entry is not None and entry.live and entry.signed.payload == signed.payload
+        known = entry is not None and entry.live and entry.signed.payload == signed.payload
+        return entry if known else None
 
     def agrees(self, line: RowVersion) -> bool:
         """The line of a digest tells what is stored of a live member: true of almost every line of a settled mesh."""

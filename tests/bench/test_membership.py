@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +11,18 @@ from typing import Any
 import pytest
 
 from tests.simulation.membership_faults import HEALED_S, NINE, run_seed, seeds_by_kind
-from tests.simulation.membership_measures import cost, detection, false_deaths, settled_mesh, spread_s
+from tests.simulation.membership_measures import (
+    cost,
+    crash_and_detect,
+    detection,
+    false_deaths,
+    settled_mesh,
+    spread_s,
+    summary,
+)
 
 RESULTS = Path(__file__).parent / "results" / "membership.jsonl"
-MEMBERLIST_P50_S = {2: 5.5, 3: 5.5, 4: 5.5, 5: 5.5, 8: 5.7, 20: 6.7, 100: 9.8}
+MEMBERLIST_P50_S = {2: 5.5, 3: 5.5, 4: 5.5, 5: 5.5, 8: 5.7, 20: 6.7, 100: 9.8, 1_000: 13.3}
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3_600)]
 
@@ -32,7 +41,7 @@ def record(case: str, **figures: Any) -> None:
     print(line)
 
 
-@pytest.mark.parametrize(("nodes", "trials"), [(2, 40), (3, 40), (4, 30), (5, 30), (8, 20), (20, 6), (100, 1)])
+@pytest.mark.parametrize(("nodes", "trials"), [(2, 40), (3, 40), (4, 30), (5, 30), (8, 20), (20, 6), (100, 3)])
 def test_detection_is_as_fast_as_the_reference(nodes: int, trials: int) -> None:
     measured = detection(nodes, trials, settle_s=12 if nodes <= 20 else 20)
     record(
@@ -53,14 +62,20 @@ def test_twenty_hours_of_loss_kill_nobody(loss_milli: int, reference: int, allow
     assert deaths <= allowed
 
 
-@pytest.mark.parametrize(("nodes", "join_s"), [(8, 2), (64, 10), (256, 20), (1_000, 40)])
-def test_cost_convergence_and_spread(nodes: int, join_s: int) -> None:
-    seeds = min(8, max(1, nodes // 8))
-    mesh, agreed_s = settled_mesh(nodes, join_s=join_s, settle_s=60 if nodes <= 64 else 20, seeds=seeds)
+@pytest.mark.parametrize(
+    ("nodes", "join_s", "settle_s", "measured_s"),
+    [(8, 2, 60, 60), (64, 10, 60, 60), (256, 20, 100, 20), (1_000, 20, 100, 10)],
+)
+def test_cost_convergence_spread_and_detection(nodes: int, join_s: int, settle_s: int, measured_s: int) -> None:
+    """One mesh, four answers. A thousand nodes take about ten minutes of one core."""
+    mesh, agreed_s = settled_mesh(nodes, join_s=join_s, settle_s=settle_s, seeds=min(8, max(1, nodes // 8)))
     assert agreed_s is not None
-    figures = cost(mesh, 30 if nodes <= 64 else 5)
+    figures = cost(mesh, measured_s)
     seconds = spread_s(mesh)
     assert seconds is not None
+    assert mesh.deaths() == []
+    links = [len(port.core.own_row.links) for port in mesh.ports.values() if port.core.own_row is not None]
+    found = summary([crash_and_detect(mesh, nodes - 1)])
     record(
         f"settled mesh of {nodes}",
         agreed_after_last_join_s=agreed_s,
@@ -68,11 +83,15 @@ def test_cost_convergence_and_spread(nodes: int, join_s: int) -> None:
         datagram_bytes_per_node_per_s=figures.datagram_bytes,
         stream_messages_per_node_per_s=figures.stream_messages,
         stream_bytes_per_node_per_s=figures.stream_bytes,
+        links_per_row=statistics.mean(links),
         change_reaches_95_percent_s=round(seconds, 1),
-        false_deaths=len(mesh.deaths()),
+        detection_p50_s=round(found.p50_s, 2),
+        detection_worst_s=round(found.worst_s, 2),
+        false_deaths=0,
+        every_message_through_the_codec=mesh.codec,
     )
     assert nodes > 64 or seconds <= 6
-    assert mesh.deaths() == []
+    assert found.p50_s <= MEMBERLIST_P50_S.get(nodes, MEMBERLIST_P50_S[1_000])
 
 
 @pytest.mark.nightly

@@ -93,6 +93,19 @@ def test_a_peer_is_not_told_twice_before_everybody_was_told_once() -> None:
     assert queue.take(NodeId("p1"), 9, 3) != NOTHING
 
 
+def test_a_peer_that_told_a_fact_is_not_told_it_and_counts_as_told() -> None:
+    queue = GossipQueue(8)
+    queue.add("row", "a", version(1))
+    peers = [NodeId(f"peer-{number}") for number in range(transmissions(9))]
+    queue.heard("row", "a", peers[0], 9, 8)
+    queue.heard("row", "a", peers[0], 9, 8)
+    queue.heard("row", "unknown", peers[0], 9, 8)
+    assert queue.take(peers[0], 9, 8) is NOTHING
+    for peer in peers[1:]:
+        assert queue.take(peer, 9, 8) != NOTHING
+    assert len(queue) == 0
+
+
 def test_accusations_go_before_rows_and_new_facts_before_old() -> None:
     queue = GossipQueue(2)
     for number in range(5):
