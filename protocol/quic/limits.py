@@ -4,6 +4,9 @@ import ipaddress
 from collections import OrderedDict
 
 KNOWN_HOSTS_MAX = 4_096
+PEERS_FACTOR = 4
+"""llama.cpp opens a connection for nearly every tensor while it loads, 130 to 190 in three seconds for a small model, and gives
+up at the first that is refused. With 200 a second one process's handshakes are bounded by its core first."""
 STRANGE_HOSTS_MAX = 1_024
 """Strange hosts whose rate is remembered; whoever has more addresses than that meets the rate of all strangers."""
 
@@ -31,7 +34,7 @@ class TokenBucket:
 
 
 class HandshakeGate:
-    """How many handshakes may begin. Hosts that were peers before have half of the rate to themselves.
+    """How many handshakes may begin. Hosts that were peers before have their own rate, ``PEERS_FACTOR`` times the strangers'.
 
     A handshake costs about 6 ms of CPU, so a stranger who floods costs at most ``rate/2`` × 6 ms per second. One strange
     host (or IPv6 network) gets a sixteenth of the rate, so that it cannot fill the places for strangers alone.
@@ -39,7 +42,7 @@ class HandshakeGate:
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
-        self._everybody = TokenBucket(rate, rate)
+        self._peers = TokenBucket(rate * PEERS_FACTOR, rate * PEERS_FACTOR)
         self._strangers = TokenBucket(max(1, rate // 2), max(1, rate // 2))
         self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -50,9 +53,9 @@ class HandshakeGate:
 
     def admit(self, host: str, now_us: int) -> bool:
         """Whether a handshake from ``host`` may begin now."""
-        if host not in self._known and not (self._host(host).take(now_us) and self._strangers.take(now_us)):
-            return False
-        return self._everybody.take(now_us)
+        if host in self._known:
+            return self._peers.take(now_us)
+        return self._host(host).take(now_us) and self._strangers.take(now_us)
 
     def remember(self, host: str) -> None:
         """``host`` proved to be a peer's. The oldest is forgotten beyond ``KNOWN_HOSTS_MAX``."""

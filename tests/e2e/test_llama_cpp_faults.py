@@ -74,6 +74,16 @@ def test_the_first_layers_may_stay_in_the_head_s_own_process_and_the_answer_is_t
     run(main())
 
 
+def test_the_engine_s_connection_for_every_tensor_is_not_taken_for_a_flood(tmp_path, real) -> None:
+    async def main():
+        async with two_stages(tmp_path, **{**real, "cut": 1}) as (head, worker):
+            await both(head, worker)
+            assert worker.tunnels.counters.opened > 150
+            assert not worker.node.transport.counters.rejected
+
+    run(main())
+
+
 def test_an_rpc_server_that_is_gone_is_not_left_out_silently(tmp_path, real) -> None:
     async def main():
         async with two_stages(tmp_path, **real) as (head, worker):

@@ -20,11 +20,17 @@ def test_a_clock_that_goes_back_gives_nothing():
     assert bucket.take(5_100_000)
 
 
-def test_a_flood_of_strangers_leaves_half_of_the_handshakes_to_known_hosts():
+def test_a_flood_of_strangers_costs_half_of_the_rate_and_peers_nothing():
     gate = HandshakeGate(50)
     gate.remember("10.0.0.1")
     assert sum(gate.admit(f"192.0.2.{number % 250}", 0) for number in range(1_000)) == 25
-    assert sum(gate.admit("10.0.0.1", 0) for _ in range(100)) == 25
+    assert sum(gate.admit("10.0.0.1", 0) for _ in range(1_000)) == 200
+
+
+def test_an_engine_s_connections_for_every_tensor_are_not_refused_to_a_peer():
+    gate = HandshakeGate(50)
+    gate.remember("10.0.0.1")
+    assert all(gate.admit("10.0.0.1", tensor * 1_000_000 // 120) for tensor in range(1_000))  # 80 layers, 120 a second
 
 
 def test_known_hosts_are_bounded_and_the_oldest_goes_first():
