@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from protocol.admission import AdmissionBook
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import found_mesh, load_membership
 from stage_agent import admittance as room
@@ -53,7 +52,7 @@ class World:
         root.mkdir(mode=0o700, exist_ok=True)
         (root / "identity.pem").touch(0o600)
         (root / "identity.pem").write_bytes(self.people[here].to_file())
-        book: AdmissionBook = found_mesh(root, alpha, "home").book()
+        book = found_mesh(root, alpha, "home").book()
         for name, host in (("beta", alpha), ("gamma", beta), ("twin", beta)):
             who = self.people[name]
             book.admit(who.public_key, signer_public_key=host.public_key, sign=host.sign, successor=who.successor)
