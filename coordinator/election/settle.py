@@ -48,7 +48,7 @@ class SettleBarrier:
             self._observe_member(node_id, member, now_us)
         for node_id in [known for known in self._presence if known not in view.members]:
             del self._presence[node_id]
-        self._told_flaps = {node_id: member.flaps for node_id, member in view.members.items()}
+        self._told_flaps = {node_id: member.flaps for node_id, member in view.members.items() if member.flaps}
         counted = frozenset(
             self._identity(member)
             for node_id, member in view.connected.items()
@@ -68,10 +68,10 @@ class SettleBarrier:
 
     def flaps(self, node_id: NodeId, now_us: int) -> int:
         """Flaps not forgiven yet."""
-        presence = self._presence.get(node_id)
-        if presence is None:
+        presence, times_us = self._presence.get(node_id), self._told_flaps.get(node_id, ())
+        if presence is None or not (presence.flaps or times_us):
             return 0
-        told = flaps_left(self._told_flaps.get(node_id, ()), self._settings.flap_forgiven_us, now_us)
+        told = flaps_left(times_us, self._settings.flap_forgiven_us, now_us)
         return max(self._own_flaps(presence, now_us), told)
 
     def node_settled(self, node_id: NodeId, now_us: int) -> bool:

@@ -18,6 +18,10 @@ from stage_agent.stage.agent import StageAgent
 from tests.simulation.membership_mesh import SECOND, MembershipPort, Mesh
 
 LOAD_US = 3 * SECOND
+PLAN_US = 250_000
+WRITE_US = 500
+"""A durable write; 0.3 ms were measured."""
+DIAL_US = 20_000
 REPLIES = frozenset({"promise", "nack", "stage_progress", "ready", "active"})
 CLAIMS = frozenset({"prepare", "stage", "activate", "abort", "retire", "keepalive"})
 
@@ -30,6 +34,10 @@ class WholePort(MembershipPort):
         assert self.core.own_row is not None
         self.whole, self.instance = mesh, Instance(self.core.own_row.instance)
         self.look_at_us, self.facts = 0, ()
+        self.coordinator_due_us: int | None = 0
+        self.agent_due_us: int | None = 0
+        self.stale = True
+        """An input may have moved the deadlines of coordinator and agent: asked again before they are used, as the driver does."""
         memory = mesh.memory[self.number]
         self.agent = StageAgent(
             node_id=self.name,
@@ -97,19 +105,37 @@ class WholePort(MembershipPort):
             super().on_timer(now_us)
         if now_us >= self.look_at_us:
             self.look()
-        self.carry(self.agent.on_timer(now_us))
-        self.carry(self.coordinator.on_timer(now_us))
+        if self.agent_due_us is not None and self.agent_due_us <= now_us:
+            self.carry(self.agent.on_timer(now_us))
+        if self.coordinator_due_us is not None and self.coordinator_due_us <= now_us:
+            self.carry(self.coordinator.on_timer(now_us))
 
     def next_deadline(self) -> int | None:
         due = [self.core.next_deadline()]
         if hasattr(self, "coordinator"):
-            due += [self.look_at_us, self.agent.next_deadline(), self.coordinator.next_deadline(self.now_us)]
+            if self.stale:
+                self.stale, self.agent_due_us = False, self.agent.next_deadline()
+                self.coordinator_due_us = self.coordinator.next_deadline(self.now_us)
+            due += [self.look_at_us, self.agent_due_us, self.coordinator_due_us]
         return min((each for each in due if each is not None), default=None)
 
     def carry(self, effects: list[Any]) -> None:
-        for effect in effects:
+        """In order; what comes behind a durable write waits for it."""
+        self.stale = True
+        for place, effect in enumerate(effects):
             self._carry_one(effect)
+            if isinstance(effect, stage.Persist) and effects[place + 1 :]:
+                self._after(WRITE_US, lambda rest=effects[place + 1 :]: self.carry(rest))
+                break
         self.network.arm(self.name)
+
+    def reach(self, peer: str, raw: bytes) -> None:
+        """Over the connection; without one, dial first: of a hundred nodes not everybody is connected to everybody."""
+        if peer in self.network.hosts[self.name].links:
+            self.network.send(self.name, peer, raw, "stream")
+            return
+        self.network.dial(self.name, self.network.hosts[peer].address)
+        self._after(DIAL_US, lambda: self.network.send(self.name, peer, raw, "stream"))
 
     def _carry_one(self, effect: Any) -> None:
         match effect:
@@ -117,18 +143,20 @@ class WholePort(MembershipPort):
                 if peer == self.name:
                     self._after(0, lambda: self.on_message(self.name, encode(message), "stream", self.now_us))
                 else:
-                    self.network.send(self.name, peer, encode(message), "stream")
+                    self.reach(peer, encode(message))
             case chief.PersistTerm(term):
                 self.whole.terms[self.number] = term
-                self._after(500, lambda: self.carry(self.coordinator.on_term_persisted(term, self.now_us)))
+                self._after(WRITE_US, lambda: self.carry(self.coordinator.on_term_persisted(term, self.now_us)))
             case chief.ComputePlan(request_id, _, problem):
                 self._after(
-                    250_000, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), self.now_us))
+                    PLAN_US, lambda: self.carry(self.coordinator.on_planned(request_id, plan(problem), self.now_us))
                 )
+            case chief.Decided(decision):
+                self.whole.decisions.append((self.network.now_us, self.name, decision))
             case stage.Persist(slot, record):
                 self.whole.records[self.number][slot] = record
             case stage.Load(slot, ballot):
-                self._after(LOAD_US, lambda: self._runtime(stage.Loaded(slot, ballot)))
+                self._after(self.whole.load_us, lambda: self._runtime(stage.Loaded(slot, ballot)))
             case stage.Unload(slot, ballot):
                 self._after(SECOND, lambda: self._runtime(stage.Unloaded(slot, ballot)))
 
@@ -154,6 +182,9 @@ class WholeMesh(Mesh):
         super().__init__(nodes, seed)
         self.memory = dict.fromkeys(self.numbers, memory)
         self.specs = specs
+        self.load_us = LOAD_US
+        self.decisions: list[tuple[int, NodeId, chief.Decision]] = []
+        """When, at whose coordinator, what."""
         self.terms = dict.fromkeys(self.numbers, 0)
         self.records: dict[int, dict[Any, Any]] = {number: {} for number in self.numbers}
 
