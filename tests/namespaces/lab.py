@@ -103,6 +103,14 @@ class Host:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
+    def readdress(self, network: int = 0) -> str:
+        """Exchange its address for another one, as a new DHCP lease does; the new one."""
+        device, old = f"net{network}", self.addresses[network]
+        fresh = f"{old.rpartition('.')[0]}.{100 + int(old.rpartition('.')[2])}"
+        for words in (("del", f"{old}/24"), ("add", f"{fresh}/24")):
+            subprocess.run(["ip", "-n", self.namespace, "address", *words, "dev", device], check=True)
+        return fresh
+
     @property
     def config(self) -> Path:
         """Its configuration file."""
@@ -230,6 +238,7 @@ def lab(
             {
                 "namespace": host.namespace, "device": f"net{each}", "mtu": mtu,
                 "addresses": [f"{host.addresses[each]}/24", f"fd77:{each}::{number + 1}/64"],
+                "spare": [f"10.{77 + each}.0.{100 + number + 1}"],
             }
             for each in range(networks)
         ]  # fmt: skip
