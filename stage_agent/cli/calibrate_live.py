@@ -86,7 +86,10 @@ def _from_daemon(node: str | None, profile: str | None) -> tuple[LiveRun, ...]:
         measured_us, count = slot["measured_tpot_us"], tokens.get(slot["slot"], 0)
         runs.append(live_run(plan, calibration, names, measured_us=measured_us, tokens=count, engine=engine))
     if not runs:
-        raise StagemeshError("nothing to read: no plan with a modelled time per token has measured one yet")
+        raise StagemeshError(
+            "nothing to read: no plan has both a modelled time per token (its links had settled when it was made) and a "
+            "measured one; send it some requests, or `stagemesh plan` says why it is not modelled"
+        )
     return tuple(runs)
 
 

@@ -83,6 +83,7 @@ def split(programs, model, unsplit) -> Iterator[LiveMesh]:
         live = LiveMesh(mesh)
         mesh.form()
         live.watch.until("every agent sees every other", 120.0, live.watch.everybody_alive)
+        live.watch.until("settled links", 120.0, live.watch.links_settled)  # without them no plan has a modelled time
         ids = {name: node_id for node_id, name in live.watch.names().items()}
         stages, first = [], 0
         for name, count in COUNTS.items():
