@@ -232,6 +232,12 @@ class RuntimeSettings(Section):
     llama_output_layer: Literal["auto", "head", "last"] = Field(
         default="auto", description="llama_cpp: where logits are made; auto = on the head when that takes no memory"
     )
+    llama_direct_host: str = Field(
+        default="",
+        max_length=64,
+        description="llama_cpp, trusted LAN only: this machine's LAN address; where both nodes set it, their engines "
+        "talk past the tunnel, WITHOUT encryption or authentication, and loading shows no progress; empty = tunnel",
+    )
     llama_cache: bool = Field(
         default=False, description="llama_cpp: keep received weights on disk, so that a stage need not be sent again"
     )
@@ -244,6 +250,19 @@ class RuntimeSettings(Section):
     llama_arguments: tuple[str, ...] = Field(
         default=(), max_length=64, description="llama_cpp: more arguments for llama-server"
     )
+
+    @field_validator("llama_direct_host")
+    @classmethod
+    def _private(cls, value: str) -> str:
+        try:
+            known = not value or ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not an IP address of this machine, as in 192.168.1.10") from None
+        if value and (not isinstance(known, bool)) and (known.is_unspecified or not known.is_private):
+            raise ValueError(
+                f"{value} would offer the engine's unprotected port to strangers: use a private LAN address"
+            )
+        return value
 
 
 class ArtifactSettings(Section):

@@ -34,6 +34,7 @@ from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
 from stage_agent.own_process import OwnProcess
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.runtimes.direct import DIRECT_ENGINE, direct_warning, is_direct
 from stage_agent.runtimes.factory import keeps_loads
 from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
 from stage_agent.speeds import readout_speeds
@@ -89,6 +90,8 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     conditioner = Conditioner(settings.quic.conditioner_file, own_id=who.node_id, own_name=who.name)
     membership = _membership(prepared, conditioner)
     events = MeshEvents(prepared.book, prepared.journal)
+    if is_direct(settings.runtime):
+        prepared.journal.tell(DIRECT_ENGINE, direct_warning(settings.runtime), "warning")
     transport = _transport(prepared, conditioner, events)
     coordinator = _coordinator(prepared)
     agent = _agent(prepared)
@@ -270,6 +273,12 @@ def _artifacts(
     )
 
 
+def _degraded(prepared: Prepared) -> tuple[str, ...]:
+    """What the own row says is not as it should be."""
+    direct = is_direct(prepared.settings.runtime)
+    return (*(["amnesia"] if prepared.store.amnesia else []), *([DIRECT_ENGINE] if direct else []))
+
+
 def _row_publisher(
     prepared: Prepared,
     membership: Membership,
@@ -290,7 +299,7 @@ def _row_publisher(
             prepared.settings.node,
             draining=switches.draining,
             leaving=switches.leaving,
-            degraded=("amnesia",) if prepared.store.amnesia else (),
+            degraded=_degraded(prepared),
             stages=runner.timed(agent.facts(now_us)),
             models=artifacts.facts(prepared.library.packages()),
             serves=wishes.known,

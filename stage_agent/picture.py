@@ -31,6 +31,7 @@ from stage_agent.documents import Published
 from stage_agent.driver import Driver
 from stage_agent.own_row import Hardware, Identification, usable_memory_bytes
 from stage_agent.planner import document_of
+from stage_agent.runtimes.direct import plan_warning
 from stage_agent.switches import Switches
 
 _STATES: Mapping[SlotPhase | str, SlotState] = {
@@ -203,6 +204,12 @@ class Picture:
                     return fact.tpot_us
         return None
 
+    def _warning(self, document: Mapping[str, Any] | None) -> str:
+        stages = () if document is None else document["stages"]
+        members = self.driver.membership.members()
+        rows = [members[each["node_id"]].row for each in stages if each["node_id"] in members]
+        return plan_warning((row.name, row.degraded) for row in rows) if len(rows) > 1 else ""
+
     def _slot(
         self,
         name: Slot,
@@ -227,6 +234,7 @@ class Picture:
         )
         reason = next((each for each in reversed(coordination.decisions) if each.slot == name), None)
         return SlotView(
+            warning=self._warning(document),
             slot=name,
             state="refused" if refusal is not None and document is None else _STATES.get(phase, "idle"),
             model=sources.get(name, ""),

@@ -158,6 +158,7 @@ def _slot_summary(slot: SlotView) -> dict[str, Any]:
         "plan_id": plan.get("plan_id"),
         "participant_set_hash": slot.participant_set_hash,
         "reason": slot.reason,
+        "warning": slot.warning,
         "refusal": dict(slot.refusal) if slot.refusal is not None else None,
         "active_age_us": slot.active_age_us,
         "modeled_tpot_us": plan.get("modeled", {}).get("decode_tpot_us"),

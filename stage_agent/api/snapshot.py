@@ -98,6 +98,8 @@ class SlotView:
     """Why the state is as it is, in words (the last replan decision)."""
     active_age_us: int | None = None
     measured_tpot_us: int | None = None
+    warning: str = ""
+    """What an operator should know about the plan in use, whatever its state."""
 
 
 @dataclass(frozen=True, slots=True)

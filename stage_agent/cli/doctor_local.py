@@ -20,6 +20,7 @@ from config.settings import Settings
 from protocol.errors import ConfigurationError, IdentityError, ModelError, StateError
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import Membership, load_membership
+from stage_agent.runtimes.direct import direct_warning, is_direct
 from stage_agent.runtimes.factory import engine_label
 
 Verdict = Literal["ok", "note", "fail"]
@@ -158,9 +159,15 @@ def check_engine(settings: Settings) -> Finding:
     runtime = settings.runtime
     if runtime.kind == "llama_cpp":
         try:
-            return Finding("engine", "ok", engine_label(runtime))
+            label = engine_label(runtime)
         except ConfigurationError as error:
             return Finding("engine", "fail", str(error), "install llama.cpp with RPC, or set both programs' paths")
+        if is_direct(runtime):
+            text = f"{label}; DIRECT MODE: {direct_warning(runtime)}"
+            return Finding(
+                "engine", "note", text, "unset runtime.llama_direct_host unless you trust that whole network"
+            )
+        return Finding("engine", "ok", label)
     if runtime.kind != "process":
         if runtime.kind == "mapped":
             text = "runtime.kind is mapped: it holds a stage's bytes and computes nothing"

@@ -75,7 +75,12 @@ def _slots(slots: list[dict[str, Any]]) -> RenderableType:
             Text(slot["epoch"] or UNKNOWN),
             _time(slot["modeled_tpot_us"]),
             _time(slot["measured_tpot_us"]),
-            Text(clean(refusal["message"] if refusal else slot["reason"]), style="red" if refusal else "dim"),
+            Text(
+                clean(
+                    refusal["message"] if refusal else "; ".join(filter(None, (slot.get("warning"), slot["reason"])))
+                ),
+                style="red" if refusal or slot.get("warning") else "dim",
+            ),
         )
     return table
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from protocol.errors import WireError
 from protocol.ids import NodeId
+from protocol.quic.address import HostPort
 from protocol.quic.bulk import BulkReader, BulkWriter
 from stage_agent.tunnel.ledger import Fault, Ledger, TunnelCounters
 from stage_agent.tunnel.relay import relay
@@ -48,12 +49,19 @@ class BulkOpener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A loopback port of this node behind a name. ``allowed`` = who may use it; ``None`` = every admitted peer."""
+    """A port of an engine of this node behind a name, on loopback unless the operator trusts a network. ``allowed`` = who may use it; ``None`` = every admitted peer."""
 
     port: int
     engine: str = ""
     secret: str = ""
     allowed: frozenset[str] | None = None
+    host: str = LOOPBACK
+    """Another address of this node: peers that are allowed in may go there directly, if they trust the network too."""
+
+    @property
+    def direct(self) -> str:
+        """Where the engine listens for everybody on that network; empty = loopback."""
+        return "" if self.host == LOOPBACK else str(HostPort(self.host, self.port))
 
 
 @dataclass(slots=True)
@@ -135,7 +143,7 @@ class Tunnels:
         if door is None or (door.allowed is not None and peer not in door.allowed):
             await self._refuse(writer, "door", "no such door" if door is None else "not for this peer")
             return
-        said = Answer(open=True, engine=door.engine, secret=door.secret)
+        said = Answer(open=True, engine=door.engine, secret=door.secret, direct=door.direct)
         if question.ask:
             await _answer(writer, said)
             return
@@ -143,7 +151,7 @@ class Tunnels:
             await self._refuse(writer, "busy", f"{MAX_CARRIED} connections are open here already")
             return
         try:
-            local = await _connected(door.port)
+            local = await _connected(door.host, door.port)
         except (OSError, TimeoutError) as error:
             await self._refuse(writer, "engine", f"the engine does not accept ({type(error).__name__})")
             return
@@ -208,14 +216,14 @@ class Tunnels:
             raise
 
 
-async def _connected(port: int) -> socket.socket:
+async def _connected(host: str, port: int) -> socket.socket:
     """To an engine of this node. Raises ``OSError`` or ``TimeoutError``."""
-    local = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    local = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         local.setblocking(False)
         local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(CONNECT_S):
-            await asyncio.get_running_loop().sock_connect(local, (LOOPBACK, port))
+            await asyncio.get_running_loop().sock_connect(local, (host, port))
     except BaseException:
         local.close()
         raise

@@ -43,6 +43,8 @@ class Answer(_Told):
     reason: Annotated[str, Field(max_length=256)] = ""
     engine: Annotated[str, Field(max_length=128)] = ""
     secret: Annotated[str, Field(max_length=128)] = ""
+    direct: Annotated[str, Field(max_length=128)] = ""
+    """``host:port`` at which the engine itself listens, for whoever trusts the network as well; else empty."""
 
 
 def question_bytes(question: Question) -> bytes:

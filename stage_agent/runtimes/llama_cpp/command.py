@@ -11,12 +11,12 @@ from stage_agent.runtimes.llama_cpp.devices import DeviceLayers
 LOOPBACK = "127.0.0.1"
 
 
-def worker_command(settings: RuntimeSettings, port: int, *, cache: bool) -> list[str]:
-    """``ggml-rpc-server`` on loopback; ``cache``: it keeps what it receives. It ends with 0 on a flag that it does not know."""
+def worker_command(settings: RuntimeSettings, port: int, *, cache: bool, host: str = LOOPBACK) -> list[str]:
+    """``ggml-rpc-server`` on ``host``; ``cache``: it keeps what it receives. It ends with 0 on a flag that it does not know."""
     threads = ["-t", str(settings.llama_threads)] if settings.llama_threads else []
     devices = ["-d", settings.llama_devices] if settings.llama_devices else []
     kept = ["-c"] if cache else []
-    return [settings.llama_rpc_server, "-H", LOOPBACK, "-p", str(port), *threads, *devices, *kept]
+    return [settings.llama_rpc_server, "-H", host, "-p", str(port), *threads, *devices, *kept]
 
 
 def probe_command(settings: RuntimeSettings, endpoints: Sequence[str]) -> list[str]:

@@ -157,12 +157,15 @@ class Head:
                     continue
                 endpoints.append(own)
             else:
-                endpoints.append(f"{LOOPBACK}:{(await self._tunnel(share.node_id)).port}")
+                endpoints.append(await self._way_to(share.node_id))
             counts.append(share.layer_end - share.layer_start)
         return endpoints, counts
 
-    async def _tunnel(self, node_id: str) -> Listener:
-        """A tunnel to the node's rpc-server of this very plan, once it is up. The caller's deadline ends the waiting."""
+    async def _way_to(self, node_id: str) -> str:
+        """To the node's rpc-server of this very plan, once it is up: a tunnel, or its own address if both ends say so.
+
+        The caller's deadline ends the waiting.
+        """
         epoch = self._context.epoch
         door = rpc_door(self._assignment.slot, f"{epoch.term}/{epoch.node_id}/{epoch.instance}")
         while True:
@@ -179,9 +182,10 @@ class Head:
                 f"{node_id[:8]} runs {answer.engine or 'an unknown build'}, this node {self._context.engine}: "
                 "install one build of llama.cpp on all nodes",
             )
-        listener = await self._tunnels.listen(node_id, door, self._context.tasks)
-        self._listeners[node_id] = listener
-        return listener
+        if answer.direct and self._settings.llama_direct_host:
+            return answer.direct
+        self._listeners[node_id] = await self._tunnels.listen(node_id, door, self._context.tasks)
+        return f"{LOOPBACK}:{self._listeners[node_id].port}"
 
     async def _devices(self, endpoints: list[str], counts: list[int]) -> tuple[DeviceLayers, ...]:
         lines: list[str] = []

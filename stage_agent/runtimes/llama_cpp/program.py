@@ -71,16 +71,16 @@ class Program:
         self._watcher.cancel()
 
 
-def choose_port(settings: RuntimeSettings) -> int:
-    """A free loopback port of the configured range, at random: two agents on one machine seldom choose the same.
+def choose_port(settings: RuntimeSettings, host: str = LOOPBACK) -> int:
+    """A free port of ``host``, from of the configured range, at random: two agents on one machine seldom choose the same.
 
     Raises ``RuntimeFailure`` when none is free.
     """
     first, last = settings.port_first, settings.port_last
     for port in random.SystemRandom().sample(range(first, last + 1), last + 1 - first):
-        with socket.socket() as attempt, suppress(OSError):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt, suppress(OSError):
             attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            attempt.bind((LOOPBACK, port))
+            attempt.bind((host, port))
             return port
     raise RuntimeFailure("engine_not_ready", f"no free port between {first} and {last}: set runtime.port_first, _last")
 

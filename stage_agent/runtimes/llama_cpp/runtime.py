@@ -14,6 +14,7 @@ from config.settings import RuntimeSettings
 from protocol.ballots import StageAssignment
 from protocol.errors import StagemeshError
 from protocol.fencing import PlanEpoch
+from protocol.quic.address import HostPort
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure
 from stage_agent.runtimes.llama_cpp.command import LOOPBACK, worker_command
@@ -150,7 +151,7 @@ class LlamaCppRuntime:
             is_head = assignment.driver == self._context.node_id
             own = ""
             if not (is_head and self._settings.llama_head_stage == "cpu"):
-                own = f"{LOOPBACK}:{await self._start_worker(assignment)}"
+                own = await self._start_worker(assignment, LOOPBACK if is_head else "")
             if is_head:
                 self._head = Head(self._settings, self._context, assignment)
                 await self._head.start(own, grown.sent)
@@ -160,9 +161,10 @@ class LlamaCppRuntime:
             return RuntimeFailure("engine_not_ready", str(error))
         return None
 
-    async def _start_worker(self, assignment: StageAssignment) -> int:
-        """Its port. A port that somebody took first is tried again elsewhere."""
+    async def _start_worker(self, assignment: StageAssignment, host: str) -> str:
+        """Where it listens; ``host`` empty = where peers reach it. A port that somebody took first is tried elsewhere."""
         epoch, settings = self._context.epoch, self._settings
+        host = host or settings.llama_direct_host or LOOPBACK
         cache = settings.llama_cache and await asyncio.to_thread(
             make_room,
             cache_directory({**os.environ, **settings.environment}),
@@ -170,18 +172,18 @@ class LlamaCppRuntime:
             coming_bytes=assignment.parameter_bytes,
         )
         for attempt in range(_PORT_ATTEMPTS):
-            port = choose_port(settings)
-            command = worker_command(settings, port, cache=cache)
+            port = choose_port(settings, host)
+            command = worker_command(settings, port, cache=cache, host=host)
             self._worker = worker = await Program.start(command, settings, self._context.tasks)
             if await worker.listening(port):
                 break
             if attempt + 1 == _PORT_ATTEMPTS or "socket" not in worker.engine.last_line:
                 raise worker.failure()
         name = rpc_door(assignment.slot, f"{epoch.term}/{epoch.node_id}/{epoch.instance}")
-        door = Door(port, engine=self._context.engine, allowed=frozenset({assignment.driver}))
+        door = Door(port, engine=self._context.engine, allowed=frozenset({assignment.driver}), host=host)
         self._tunnels.open_door(name, door)
         self._door = (name, door)
-        return port
+        return str(HostPort(host, port))
 
     def _last_words(self) -> str:
         program = self._head.program if self._head is not None else self._worker

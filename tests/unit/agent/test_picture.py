@@ -182,3 +182,11 @@ def test_a_link_is_settled_by_the_configured_rule():
     assert [each.settled for each in shown.look(*members).links] == [False]
     shown.picture.link_settings = LinkSettings(settle_span_us=30_000_000)
     assert [each.settled for each in shown.look(*members).links] == [False]
+
+
+def test_a_plan_over_direct_engines_says_so_wherever_it_is_shown():
+    calm = Shown().look(b(), c()).slots[0]
+    assert calm.warning == ""
+    snapshot = Shown().look(b(), c(degraded=("direct_engine",)))
+    assert "direct mode on c" in snapshot.slots[0].warning
+    assert "neither encrypted nor authenticated" in text(status_document(snapshot))

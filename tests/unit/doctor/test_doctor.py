@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from config.settings import RuntimeSettings, Settings
 from protocol.admission import AdmissionBook
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import found_mesh, load_membership, save_membership, save_statements
 from protocol.quic.rotation import rotate
 from stage_agent.cli.doctor import examine
-from stage_agent.cli.doctor_local import check_identity
+from stage_agent.cli.doctor_local import check_engine, check_identity
+from tests.unit.llama_cpp.stages import program
 
 
 def admitted(directory: Path) -> tuple[Identity, Identity, AdmissionBook]:
@@ -77,3 +79,12 @@ def test_asking_another_daemon_leaves_this_machine_alone(monkeypatch: pytest.Mon
     assert [(finding.check, finding.verdict) for finding in elsewhere] == [("scope", "note"), ("daemon", "fail")]
     here = {finding.check: finding.verdict for finding in examine(None, None)}
     assert here["state"] == here["identity"] == "fail"
+
+
+def test_direct_engines_are_pointed_at(tmp_path: Path) -> None:
+    programs = {"llama_server": program(tmp_path), "llama_rpc_server": program(tmp_path)}
+    for host, verdict in (("", "ok"), ("192.168.1.20", "note")):
+        runtime = RuntimeSettings(kind="llama_cpp", llama_direct_host=host, **programs)
+        finding = check_engine(Settings(runtime=runtime))
+        assert finding.verdict == verdict
+        assert ("without encryption or authentication" in finding.text) == bool(host)

@@ -18,7 +18,7 @@ def value(flag: str, default: str = "") -> str:
 
 
 def serve_rpc() -> None:
-    listening = socket.create_server(("127.0.0.1", int(value("-p"))))
+    listening = socket.create_server((value("-H"), int(value("-p"))))
     print("Starting RPC server v4.0.3", flush=True)
     while True:
         taken, _ = listening.accept()

@@ -46,7 +46,7 @@ class Stage:
 @contextlib.asynccontextmanager
 async def two_stages(
     tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, model_path=None,
-    digest=DIGEST, source="m", cut=3, layers=8, limit=3, **settings,
+    digest=DIGEST, source="m", cut=3, layers=8, limit=3, direct=("", ""), **settings,
 ):  # fmt: skip
     alpha, beta = nodes = mesh("alpha", "beta")
     standing_in = {
@@ -89,7 +89,14 @@ async def two_stages(
                 parameter_bytes=share.parameter_bytes, context_length=512, lanes=2, driver=alpha.id,
                 load_deadline_us=deadline_us, stages=shares,
             )  # fmt: skip
-            stages.append(Stage(node, tunnels, LlamaCppRuntime(made, context), assignment))
+            stages.append(
+                Stage(
+                    node,
+                    tunnels,
+                    LlamaCppRuntime(made.model_copy(update={"llama_direct_host": direct[index]}), context),
+                    assignment,
+                )
+            )
         try:
             yield stages
         finally:

@@ -7,6 +7,7 @@ import httpx
 import psutil
 import pytest
 
+from config.settings import RuntimeSettings
 from stage_agent.runtimes.interface import RuntimeFailure
 from stage_agent.runtimes.llama_cpp.build import read_build
 from stage_agent.tunnel.tunnels import http_door
@@ -244,3 +245,28 @@ def test_the_first_stage_may_stay_in_the_head_s_own_process(tmp_path) -> None:
 def test_the_build_is_read_from_both_programs(tmp_path) -> None:
     engine = program(tmp_path)
     assert read_build(engine, engine).label == "llama.cpp abc123 rpc 4.0.3"
+
+
+@pytest.mark.parametrize(
+    ("head_says", "worker_says", "past_the_tunnel"),
+    [("", "", False), ("127.0.0.3", "", False), ("", "127.0.0.2", False), ("127.0.0.3", "127.0.0.2", True)],
+)
+def test_engines_talk_past_the_tunnel_only_where_both_operators_say_so(
+    tmp_path, head_says, worker_says, past_the_tunnel
+) -> None:
+    async def main():
+        async with two_stages(tmp_path, direct=(head_says, worker_says)) as (head, worker):
+            await worker.load()
+            listens = {each.laddr.ip for child in children() for each in child.net_connections("tcp")}
+            assert listens == {worker_says or "127.0.0.1"}
+            await head.load()
+            assert (worker.tunnels.counters.opened == 0) == past_the_tunnel
+            assert head.tunnels.counters.refused == worker.tunnels.counters.refused == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "lan", "192.168.1.300"])
+def test_direct_mode_takes_a_private_address_of_this_machine_and_nothing_else(host) -> None:
+    with pytest.raises(ValueError, match=r"strangers|not an IP address"):
+        RuntimeSettings(kind="llama_cpp", llama_direct_host=host)
