@@ -124,6 +124,21 @@ def test_the_command_fits_kept_runs_and_writes_a_profile_that_the_planner_takes(
     assert "slowness of slow" in CliRunner().invoke(application(), ["calibrate", str(file)]).stdout
 
 
+def test_kept_runs_grow_by_plans_and_the_longer_run_of_a_plan_stays(tmp_path) -> None:
+    together = tmp_path / "together.json"
+    for name, runs in {
+        "first": [run_of(CUTS[0], tokens=100)],
+        "second": [run_of(CUTS[0], tokens=900), run_of(CUTS[1])],
+        "third": [run_of(CUTS[0], tokens=200)],
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        done = CliRunner().invoke(application(), ["calibrate", str(kept(folder, runs)), "--keep", str(together)])
+        assert done.exit_code == 0, done.output
+    held = parse_live_runs("together", together.read_text())
+    assert [(run.id, run.tokens) for run in held] == [(str(CUTS[0]), 900), (str(CUTS[1]), 1_000)]
+
+
 def test_plans_with_too_few_tokens_are_refused_with_what_to_do(tmp_path) -> None:
     done = CliRunner().invoke(
         application(), ["calibrate", str(kept(tmp_path, [run_of(CUTS[0], tokens=MIN_TOKENS - 1)]))]
