@@ -230,7 +230,7 @@ class RuntimeSettings(Section):
         description="llama_cpp: stage 0 in its own rpc-server (any device), or in llama-server on the CPU",
     )
     llama_output_layer: Literal["auto", "head", "last"] = Field(
-        default="auto", description="llama_cpp: where logits are made; auto = on the head when that takes no memory"
+        default="auto", description="llama_cpp: where logits are made; auto = on the head when a token then costs less"
     )
     llama_direct_host: str = Field(
         default="",
