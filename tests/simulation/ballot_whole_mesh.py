@@ -158,7 +158,7 @@ class WholePort(MembershipPort):
             case stage.Load(slot, ballot):
                 self._after(self.whole.load_us, lambda: self._runtime(stage.Loaded(slot, ballot)))
             case stage.Unload(slot, ballot):
-                self._after(SECOND, lambda: self._runtime(stage.Unloaded(slot, ballot)))
+                self._after(self.whole.unload_us, lambda: self._runtime(stage.Unloaded(slot, ballot)))
 
     def _runtime(self, event: Any) -> None:
         self.carry(self.agent.on_runtime(event, self.now_us))
@@ -182,7 +182,7 @@ class WholeMesh(Mesh):
         super().__init__(nodes, seed)
         self.memory = dict.fromkeys(self.numbers, memory)
         self.specs = specs
-        self.load_us = LOAD_US
+        self.load_us, self.unload_us = LOAD_US, SECOND
         self.decisions: list[tuple[int, NodeId, chief.Decision]] = []
         """When, at whose coordinator, what."""
         self.terms = dict.fromkeys(self.numbers, 0)
