@@ -8,10 +8,11 @@ from protocol.links.yardstick import Path as LinkPath
 from protocol.membership.core import Membership
 from protocol.quic.address import HostPort
 from protocol.quic.interface import Path, PeerConnected, PeerMoved
+from stage_agent.clock import monotonic_us
 from stage_agent.journal import Journal
 from stage_agent.narrator import Narrator
 
-BLOCKED_LOOKS = 3
+BLOCKED_US = 3_000_000
 """TCP may be first to reach a node that is starting; that UDP is blocked is said when it stays so."""
 
 
@@ -25,17 +26,19 @@ class PathWatch:
         self._ways: dict[NodeId, tuple[str, str, Path]] = {}
         self._degraded: set[NodeId] = set()
         self._over_tcp: dict[NodeId, int] = {}
-        """For how many looks control has run over TCP."""
+        """Since when control runs over TCP; until it was told."""
 
     def connected(self, event: PeerConnected) -> None:
         """The first way of a connection."""
         self._ways[event.peer] = (event.address, event.interface, event.path)
+        self._time_tcp(event.peer, event.path, "quic")
 
     def moved(self, event: PeerMoved) -> None:
         """Call before the membership hears of it: the old way's round trip is told."""
         peer = event.peer
         before = self._ways.get(peer, ("", "", event.path))
         self._ways[peer] = (event.address, event.interface, event.path)
+        self._time_tcp(peer, event.path, before[2])
         if event.interface and not before[1] and (event.address, event.path) == (before[0], before[2]):
             return  # it was the way all along
         name, now, then = self._narrator.name_of(peer), _way(*self._ways[peer]), _way(*before)
@@ -61,11 +64,7 @@ class PathWatch:
         self._degraded.discard(peer)
 
     def look(self) -> None:
-        """Tell what has become far worse than it was, or good again, and where UDP does not pass. Call once a second."""
-        for peer, (address, _, path) in self._ways.items():
-            looks = self._over_tcp[peer] = self._over_tcp.get(peer, 0) + 1 if path == "tls" else 0
-            if looks == BLOCKED_LOOKS:
-                self._tell_blocked(peer, address)
+        """Tell what has become far worse than it was, or good again. Call when the membership has news."""
         for peer, member in self._membership.members().items():
             link = member.link
             if link is None or not member.direct or link.degraded is (peer in self._degraded):
@@ -90,6 +89,19 @@ class PathWatch:
                 best_host="" if link.best_path is None else link.best_path.host,
                 best_interface="" if link.best_path is None else link.best_path.interface,
             )
+
+    def tell_blocked(self, now_us: int) -> None:
+        """Tell to whom UDP has not passed for a while. Call about once a second; most calls cost nothing."""
+        for peer, since_us in list(self._over_tcp.items()):
+            if now_us - since_us >= BLOCKED_US:
+                del self._over_tcp[peer]
+                self._tell_blocked(peer, self._ways[peer][0])
+
+    def _time_tcp(self, peer: NodeId, path: Path, before: Path) -> None:
+        if path != "tls":
+            self._over_tcp.pop(peer, None)
+        elif before != "tls":
+            self._over_tcp[peer] = monotonic_us()
 
     def _tell_blocked(self, peer: NodeId, address: str) -> None:
         self._journal.tell(

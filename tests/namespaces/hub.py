@@ -1,8 +1,9 @@
 """A network in user space: every host is a namespace with TUN devices, and this process carries the packets between them.
 
 Run as ``python -m tests.namespaces.hub PLAN SHAPES`` (root). PLAN is a JSON list of ports, each
-``{"namespace", "device", "addresses": ["10.77.0.1/24", …], "mtu"}``; the namespaces exist already, the devices are made
-here and vanish with this process. SHAPES is a JSON object, reread when it changes, of directed links between addresses:
+``{"namespace", "device", "addresses": ["10.77.0.1/24", …], "spare": ["10.77.0.101"], "mtu"}``; the namespaces exist
+already, the devices are made here and vanish with this process; spare addresses may be given to them later.
+SHAPES is a JSON object, reread when it changes, of directed links between addresses:
 
     {"10.77.0.1 > 10.77.0.2": {"delay_ms": 10, "jitter_ms": 0, "loss": 0.05, "mtu": 1280, "cut": false, "udp": true},
      "*": {"delay_ms": 10}}
@@ -93,7 +94,7 @@ class Hub:
         self.carried = self.lost = 0
         for number, port in enumerate(plan):
             descriptor = open_port(port, number)
-            for address in port["addresses"]:
+            for address in (*port["addresses"], *port.get("spare", ())):
                 self._ports[ipaddress.ip_interface(address).ip.packed] = descriptor
 
     def run(self) -> None:

@@ -152,3 +152,17 @@ def test_a_cable_beside_wifi_is_found_used_named_and_missed_when_it_is_gone(tmp_
         fields = one.events("link_degraded")[-1]["fields"]
         assert (fields["interface"], fields["best_interface"]) == ("net0", "net1")
         assert fields["best_host"] == two.addresses[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mover", [0, 1])
+def test_a_host_that_gets_another_address_stays_in_the_mesh(tmp_path, mover):
+    with lab(tmp_path, 2) as net:
+        net.shape({"delay_ms": 1})
+        start(*net.hosts)
+        wait("they meet", lambda: met(*net.hosts), 15)
+        moving, staying = net.hosts[mover], net.hosts[1 - mover]
+        fresh = moving.readdress()
+        wait("it is reached at its new address", lambda: at(staying, moving).startswith(f"{fresh}:"), 90)
+        wait("both see each other alive", lambda: met(*net.hosts), 30)
+        assert not [event for event in staying.events("member_changed") if event["fields"]["state"] == "left"]
