@@ -339,11 +339,12 @@ class AdmissionBook:
         signer = self._statements.get(NodeId(admission.signer))
         if signer is None or signer.public_key != admission.signer_public_key:
             return False
-        if admission.revoked and admission.signer != admission.node_id:
-            heir = signer.successor == admission.node_id
+        if admission.signer != admission.node_id:
+            # What everything hangs on hangs on nobody else, and an old key says nothing against its heir.
+            heir = admission.revoked and signer.successor == admission.node_id
             return not heir and not self._carries_all(admission.node_id)
         # A node may say of itself only that it is gone; letting oneself in needs somebody else.
-        return admission.revoked or admission.signer != admission.node_id
+        return admission.revoked
 
     def _carries_all(self, node_id: str) -> bool:
         """Whether it is the founder, or succeeded it."""

@@ -32,7 +32,7 @@ class Graves:
         self._journal = journal
         self._tombstones = tombstones
         self._kept = kept_tombstones(store)
-        self._changed = False
+        self._changed = self._failing = False
         self._written_us = -SPACING_US
 
     def changed(self, now_us: int) -> None:
@@ -51,7 +51,9 @@ class Graves:
             try:
                 self._store.put(GRAVES_SPACE, _KEY, document)
             except StateError as error:
-                self._journal.tell("state_unavailable", str(error), "error")
+                if not self._failing:
+                    self._journal.tell("state_unavailable", str(error), "error")
+                self._failing = True
                 return
-            self._kept = stones
+            self._kept, self._failing = stones, False
         self._changed = False

@@ -40,6 +40,8 @@ class MeshEvents:
         self._journal = journal
         self._addresses: dict[NodeId, str] = {}
         self._refusals = Refusals(journal)
+        self._failure = ""
+        """Why the mesh's file cannot be written, said once."""
 
     def attach(
         self,
@@ -80,7 +82,15 @@ class MeshEvents:
             if seen != self._membership.revision:
                 seen = self._membership.revision
                 self._driver.post(self.paths.look)
+            self.paths.tell_blocked(monotonic_us())
             self._graves.keep(monotonic_us())
+            self._keep_book()
+
+    def _keep_book(self) -> None:
+        failure = self._book.keep()
+        if failure and failure != self._failure:
+            self._journal.tell("state_unavailable", failure, "error")
+        self._failure = failure
 
     def remember(self, effect: effects.MemberChanged | effects.Conflict) -> None:
         """What the membership core says and the state directory must know at the next start."""
@@ -93,6 +103,7 @@ class MeshEvents:
     def settle(self) -> None:
         """The daemon ends: keep what is not kept yet."""
         self._graves.keep(monotonic_us(), spacing_us=0)
+        self._keep_book()
 
     def on_loop_lag(self, late_us: int) -> None:
         """The loop was late: nobody may be accused for that time, and a stall of more than a second costs connections."""
@@ -169,7 +180,7 @@ class MeshEvents:
             case seen.IdentityConflict(peer, instances, address):
                 self._own_process.shared(peer, instances[-1], address)
             case seen.AdmissionsLearned(admissions):
-                self._book.save()
+                self._keep_book()
                 for admission in admissions:
                     driver.carry_membership(membership.spread_admission(admission, now_us))
                 self._admittance.look()

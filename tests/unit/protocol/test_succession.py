@@ -124,6 +124,7 @@ def test_the_one_on_whom_all_rests_cannot_be_revoked_by_others():
     book, heir, _ = rotated(FOUNDER)
     for target in (FOUNDER, heir):
         assert not book.merge(say(BOB, target, version=9, revoked=True))
+        assert not book.merge(say(BOB, target, version=9)), "nor made to hang on somebody who hangs on it"
     assert not AdmissionBook(MESH, LINE).merge(say(BOB, FOUNDER, version=9, revoked=True))
     assert BOB.node_id in book
 
