@@ -104,6 +104,12 @@ def test_a_rotated_key_is_followed_by_everybody_and_the_old_one_is_worth_nothing
     assert f"this node ({old}) was replaced by that of node {new}" in thief.last_words()
     assert set(beta.alive()) == {"alpha", "beta", "gamma"}
 
+    newest = httpx.post(f"http://{alpha.api}/api/v1/rotate-key", json={}).json()["successor"]
+    alpha.kill()  # the power goes before it has begun again
+    alpha.start()
+    assert alpha.node_id == newest != new
+    until("everybody follows again", lambda: beta.alive().get("alpha") == gamma.alive().get("alpha") == newest)
+
 
 def test_a_revoked_node_is_out_everywhere_for_good_and_says_so(nodes) -> None:
     alpha, beta, gamma = nodes
