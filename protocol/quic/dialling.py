@@ -6,9 +6,9 @@ whichever opens first is used (QUIC wins when both do). A peer that answers QUIC
 An address to *explore* is dialled by QUIC alone, beside the connection that stands; what becomes of it is judged in
 ``trials``, and a failure is nobody's business.
 
-Three attempts are made unasked, and their failures are nobody's business. When a session that this node dialled falls
-silent while it sends: TLS, if it was QUIC (UDP was blocked underneath), and beside it, in turn, the peer's other addresses
-(a cable was pulled). And QUIC, every ``udp_retry_us``, when a session runs over TLS.
+Three attempts are made unasked, and their failures are nobody's business. When a session falls silent while it sends:
+beside it, in turn, the peer's addresses (a cable was pulled, or this machine has a new address), and TLS, if this node
+dialled it by QUIC (UDP was blocked underneath). And QUIC, every ``udp_retry_us``, when a session runs over TLS.
 """
 
 import asyncio
@@ -113,16 +113,16 @@ class Dialler:
         now_us = self.now_us()
         for peer, session in list(self.table.peers.items()):
             carrier = session.carrier
-            if not session.dialled or session.target in self._attempts:
+            if session.dialled and session.target in self._attempts:
                 continue
             since_us = now_us - self._mended_us.get(peer, session.since_us)
             begun_us = carrier.unanswered_since_us
             silent = begun_us is not None and now_us - begun_us >= SILENCE_US
             if silent and since_us >= MEND_EVERY_US:
                 self._look_elsewhere(peer, session)
-                if carrier.path == "quic":
+                if session.dialled and carrier.path == "quic":
                     self._mend(peer, session, self._fall_back)
-            elif carrier.path == "tls" and since_us >= self.settings.udp_retry_us:
+            elif session.dialled and carrier.path == "tls" and since_us >= self.settings.udp_retry_us:
                 self._mend(peer, session, self._quic)
         for peer in [peer for peer in self._mended_us if peer not in self.table.peers]:
             del self._mended_us[peer]
@@ -151,11 +151,11 @@ class Dialler:
         self._mended_us[peer] = self.now_us()
         here = host_of(session.carrier.address)
         told = session.hello.addresses if session.hello is not None else ()
-        others = [address for address in told if host_of(address) != here]
+        others = [address for address in told if not session.dialled or host_of(address) != here]
         if others:
             turn = self._turns[peer] = self._turns.get(peer, -1) + 1
             address = others[turn % len(others)]
-            if self.table.may_try(peer, address):
+            if peer not in self.table.trials:
                 self.explore(address, peer)
 
     async def _resolve(self, attempt: Attempt, target: HostPort) -> None:
@@ -181,7 +181,7 @@ class Dialler:
             return
         if not attempt.trial:
             attempt.tls_at = asyncio.get_running_loop().call_later(TLS_AFTER_S, self._fall_back, attempt)
-        elif attempt.expect is None or not self.table.may_try(attempt.expect, attempt.address):
+        elif attempt.expect not in self.table.peers or attempt.expect in self.table.trials:
             self._finish(attempt)  # something else happened while the name was looked up
             return
         self._quic(attempt, where)
