@@ -196,6 +196,7 @@ class Operations:
             {
                 "slot": command.slot,
                 "tokens": list(result.tokens),
+                "epochs": [str(epoch) for epoch in result.epochs],
                 "ttft_us": result.ttft_us,
                 "tpot_us": result.tpot_us,
                 "elapsed_us": monotonic_us() - start_us,

@@ -89,6 +89,8 @@ class LiveMesh:
         self.mesh = mesh
         self.model = model
         self.events: list[SeenEvent] = []
+        self.epochs: list[str] = []
+        """The plan of every answer."""
         self.watch = MeshWatch(mesh, self.events.append)
 
     @cached_property
@@ -112,13 +114,19 @@ class LiveMesh:
         return found[0]
 
     def ask(self) -> list[int] | None:
-        """Tokens from stage 0 of the plan that serves; ``None`` when it says that the request must be sent again."""
+        """Tokens from stage 0 of the plan that serves; ``None`` when it says that the request must be sent again.
+
+        Every answer comes from exactly one plan.
+        """
         with contextlib.suppress(StagemeshError):
             slot = self.watch.serving()
             if slot is not None:
                 first = self.watch.names()[slot["plan"]["stages"][0]["node_id"]]
                 body = {"slot": "default", "prompt": list(PROMPT), "max_tokens": NEW_TOKENS}
-                return post_json(self.node(first).api, "/api/v1/generate", body)["tokens"]
+                answer = post_json(self.node(first).api, "/api/v1/generate", body)
+                assert len(answer["epochs"]) == 1, answer
+                self.epochs.append(answer["epochs"][0])
+                return answer["tokens"]
         return None
 
     def answers(self, limit_s: float = 60.0) -> tuple[int, ...]:

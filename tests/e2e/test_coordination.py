@@ -9,13 +9,15 @@ import time
 import pytest
 
 from stage_agent.cli.client import post_json
+from tests.e2e.kills import (
+    a_stage_apart_from_the_coordinator,
+    bring_back,
+    kill_while_loading,
+    names_of,
+    served_again_s,
+)
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def names_of(live, slot) -> list[str]:
-    names = live.watch.names()
-    return [names[stage["node_id"]] for stage in slot["plan"]["stages"]]
 
 
 def test_a_dead_coordinator_is_followed_by_another_and_the_answer_stays(five) -> None:
@@ -59,6 +61,29 @@ def test_an_exclusion_said_at_a_coordinator_that_dies_is_obeyed_by_the_next(five
     assert unwanted not in names_of(five, five.wait_until_serving())
     post_json(five.node(unwanted).api, "/api/v1/exclude", {"remove": [unwanted]})
     five.watch.until("the order is taken back", 20, lambda: everywhere([]))
+
+
+def test_a_stage_that_dies_while_serving_and_one_that_dies_while_its_successor_loads_are_replaced(five) -> None:
+    before = five.wait_until_serving()
+    first = a_stage_apart_from_the_coordinator(five, before)
+    five.mesh.kill(first)
+    second = kill_while_loading(five, before["term"])
+    slot = five.wait_until_serving(60, before["term"])
+    assert not {first.name, second.name} & set(names_of(five, slot))
+    assert five.answers() == five.whole
+    assert int(five.epochs[-1].split("/")[0]) >= slot["term"], "answered by a plan that is gone"
+    bring_back(five, first, second)
+    assert five.answers() == five.whole
+
+
+def test_a_lost_stage_is_replaced_within_twenty_seconds(five) -> None:
+    before = five.wait_until_serving()
+    assert five.answers() == five.whole
+    victim = a_stage_apart_from_the_coordinator(five, before)
+    took_s = served_again_s(five, victim, before)
+    assert five.answers() == five.whole
+    bring_back(five, victim)
+    assert took_s <= 20
 
 
 def test_a_third_of_all_packets_lost_changes_no_answer(five) -> None:

@@ -98,7 +98,7 @@ class _Request:
         started_us = _now_us()
         token = await self._prefill()
         first_us = previous_us = _now_us()
-        tokens, token_us = [token], []
+        tokens, token_us, epochs = [token], [], {self._runtime.epoch}
         on_token(token)
         while len(tokens) < max_new_tokens and token not in stop_tokens:
             self._step += 1
@@ -107,8 +107,10 @@ class _Request:
             token_us.append(now_us - previous_us)
             previous_us = now_us
             tokens.append(token)
+            epochs.add(self._runtime.epoch)
             on_token(token)
-        return Generation(tuple(tokens), first_us - started_us, tuple(token_us))
+        plans = tuple(sorted(epoch for epoch in epochs if epoch is not None))
+        return Generation(tuple(tokens), first_us - started_us, tuple(token_us), plans)
 
     async def end(self) -> None:
         """Free the caches, here and downstream, also when the request failed."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.errors import StagemeshError
+from protocol.fencing import PlanEpoch
 from protocol.stage_frame import FLAG_RETRIABLE, RequestEpoch, StageFrame
 
 InterruptReason = Literal[
@@ -30,6 +31,8 @@ class Generation:
     """From the request to its first token."""
     token_us: tuple[int, ...]
     """Of each token after the first."""
+    epochs: tuple[PlanEpoch, ...] = ()
+    """Plans that the tokens came from: one, or a request was answered from two plans."""
 
     @property
     def tpot_us(self) -> int | None:

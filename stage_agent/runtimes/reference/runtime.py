@@ -140,6 +140,11 @@ class ReferenceRuntime:
             raise GenerationInterrupted("not_serving", "no plan is active on this stage yet", retriable=True)
         return self._assignment, self._decoder
 
+    @property
+    def epoch(self) -> PlanEpoch | None:
+        """Of the plan that is active here; frames of another one are dropped."""
+        return None if self._envelope is None else self._envelope.epoch
+
     def on_frame(self, peer: str, sealed: bytes | memoryview) -> None:
         """Take a frame that the stage's fence accepted; never blocks. Another plan's or malformed ones are dropped."""
         try:
