@@ -345,6 +345,7 @@ def test_two_models_are_placed_by_priority_against_the_memory_that_is_left():
     run(made, 40)
     assert slot(made, "small").routable
     assert slot(made, "large").refused.code == "no_valid_topology"
+    assert not decided(made, "withdrawn"), "the important one comes first: nobody has to give way"
     chief = leader(made)
     made.run_in(chief, lambda: chief.carry(chief.coordinator.serve(made.specs[1:], made.now_us)))
     run(made, 30)
