@@ -12,10 +12,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+# structlog's tracebacks import rich, pygments and attrs wherever they are installed: 5 MB that no line of the log needs,
+# since tracebacks are plain here. Whoever draws tables imports rich when it does.
+_without_rich = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
+import structlog  # noqa: E402 - after the switch above
 
-from config.settings import LogSettings
+if _without_rich:
+    del sys.modules["rich"]
+from structlog.typing import EventDict, Processor, WrappedLogger  # noqa: E402 - after the switch above
+
+from config.settings import LogSettings  # noqa: E402 - after the switch above
 
 REDACTED = "[redacted]"
 MAX_VALUE_CHARACTERS = 4_096

@@ -7,6 +7,7 @@ with one line. SIGHUP reads the configuration again; SIGTERM says goodbye to the
 
 import asyncio
 import contextlib
+import gc
 import secrets
 import signal
 import socket
@@ -227,6 +228,8 @@ async def _serve(
         boot_counter=prepared.who.boot_counter,
     )
     notifier.ready(picture.snapshot().status_text)
+    gc.collect()
+    gc.freeze()  # what start-up made lives as long as the process: no later collection walks it again
     await switches.stop.wait()
     if not switches.again:
         notifier.stopping()

@@ -18,21 +18,14 @@ from numpy.typing import NDArray
 from coordinator.model.package import ModelPackage
 from coordinator.planner.memory import ceil_div
 from coordinator.planner.problem import Calibration
+from coordinator.planner.transfer import MICROSECONDS
 from coordinator.planner.trust import NodeSignals
 
 Matrix = NDArray[np.int64]
 
 FLOPS_PER_STREAMED_BYTE = 2
-MICROSECONDS = 1_000_000
 STAGE_US_LIMIT = 2**44
 """About 200 days per token: a stage slower than this is treated as unable to serve, which keeps sums inside int64."""
-
-
-def transfer_us(payload_bytes: int, bytes_per_s: int | None) -> int:
-    """⌈payload / bandwidth⌉; an unknown bandwidth costs nothing (DESIGN §5)."""
-    if bytes_per_s is None:
-        return 0
-    return ceil_div(payload_bytes * MICROSECONDS, bytes_per_s)
 
 
 def streamed_bytes(model: ModelPackage) -> tuple[int, ...]:

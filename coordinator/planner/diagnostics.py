@@ -1,10 +1,10 @@
 """What a plan says about itself, in the given words (DESIGN §8). Order: model, signals, edges, artifacts, target."""
 
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.evaluate import Evaluation
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.plan import Diagnostic, PlannedStage
 from coordinator.planner.problem import Participant
+from coordinator.planner.transfer import transfer_us
 
 MODEL_MESSAGES = {
     "layer_weights_uniform_fallback": "exact layer weights are incomplete; every layer is charged the same share",

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from coordinator.model.package import ModelPackage
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.memory import ceil_div
 from coordinator.planner.plan import PlannedHop
 from coordinator.planner.problem import Calibration, EdgeBasis, ReturnMode
+from coordinator.planner.transfer import transfer_us
 from coordinator.planner.trust import TrustedSignals
 
 

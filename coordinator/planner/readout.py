@@ -9,8 +9,8 @@ embedding to the first stage already prices.
 from dataclasses import dataclass, replace
 
 from coordinator.model.package import ModelPackage
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.problem import Calibration
+from coordinator.planner.transfer import transfer_us
 
 
 def as_placed(model: ModelPackage, calibration: Calibration) -> ModelPackage:

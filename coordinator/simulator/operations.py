@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from typing import assert_never
 
 from config.settings import AssignmentSettings
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import PlanningProblem
+from coordinator.planner.transfer import transfer_us
 from coordinator.simulator.conditions import Conditions
 from coordinator.simulator.engine import FOREVER, Engine
 from coordinator.simulator.pipeline import Pipeline, pipeline_of

@@ -12,11 +12,12 @@ assumptions below are used and flagged, never silently.
 
 from dataclasses import dataclass, field, replace
 
-from coordinator.planner.cost import StageTimes, stage_times, transfer_us
+from coordinator.planner.cost import StageTimes, stage_times
 from coordinator.planner.memory import usable_bytes
 from coordinator.planner.network import Network, network_of
 from coordinator.planner.plan import Plan, PlannedHop, PlannedStage
 from coordinator.planner.problem import PlanningProblem
+from coordinator.planner.transfer import transfer_us
 from coordinator.planner.trust import NodeSignals, trusted_signals
 
 ASSUMED_BANDWIDTH_BYTES_PER_S = 33_000_000_000

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.problem import Calibration
+from coordinator.planner.transfer import transfer_us
 from tests.unit.planner.builders import GB, MIB, both, layout, link, model, node, placed, problem
 
 FLAT = Calibration(name="flat", per_stage_us=0, per_hop_us=0)
