@@ -29,6 +29,10 @@ class MeshBook:
         self._changed |= news
         return news
 
+    def touched(self) -> None:
+        """The transport has merged something by itself: a greeting's proof, a newcomer, why this node is turned away."""
+        self._changed = True
+
     def seen(self, address: str) -> None:
         """A peer answers at ``address``; remembered for the next start."""
         if address and address not in self.seeds:

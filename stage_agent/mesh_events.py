@@ -180,6 +180,7 @@ class MeshEvents:
             case seen.IdentityConflict(peer, instances, address):
                 self._own_process.shared(peer, instances[-1], address)
             case seen.AdmissionsLearned(admissions):
+                self._book.touched()
                 self._keep_book()
                 for admission in admissions:
                     driver.carry_membership(membership.spread_admission(admission, now_us))

@@ -13,7 +13,8 @@ import httpx
 
 from stage_agent.addresses import free_ports
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
+"""A loaded machine takes half a minute for what takes a second otherwise."""
 
 
 def stagemesh(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,8 @@ import io
 import json
 import logging
 import os
+import re
+import shlex
 import shutil
 
 import pytest
@@ -203,6 +205,17 @@ def test_a_bad_address_of_an_invitation_is_refused_before_a_token_exists(tmp_pat
     done = cli("invite", "--state-dir", str(tmp_path), "--address", "::1:7946")
     assert "in brackets" in done.stderr
     assert not (tmp_path / "invites").exists()
+
+
+def test_the_next_command_that_init_prints_leads_to_the_same_directory(tmp_path):
+    directory = tmp_path / "my state"
+    done = cli("init", "--state-dir", str(directory))
+    commands = re.findall(r"`stagemesh ([^`]+)`", done.stdout)
+    assert [shlex.split(command) for command in commands] == [
+        ["run", "--state-dir", str(directory)], ["invite", "--state-dir", str(directory)],
+    ]  # fmt: skip
+    asked = cli(*shlex.split(commands[1]), "--address", "127.0.0.1:7946")
+    assert asked.returncode == 0, asked.stderr
 
 
 def test_a_state_directory_that_cannot_be_made_is_one_clear_line(tmp_path):

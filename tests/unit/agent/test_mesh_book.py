@@ -56,3 +56,12 @@ def test_a_mesh_that_was_left_is_not_written_again_by_late_gossip(tmp_path: Path
     book.seen("10.0.0.1:7946")
     assert book.keep() == ""
     assert load_membership(tmp_path) is None
+
+
+def test_what_the_transport_merged_by_itself_is_kept_too(tmp_path: Path) -> None:
+    founder, other = Identity.create(tmp_path), Identity.generate()
+    book = MeshBook(found_mesh(tmp_path, founder, "home").book(), tmp_path)
+    book.book.admit(other.public_key, signer_public_key=founder.public_key, sign=founder.sign)
+    book.touched()
+    assert book.keep() == ""
+    assert other.node_id in load_membership(tmp_path).book()
