@@ -87,8 +87,8 @@ def _from_daemon(node: str | None, profile: str | None) -> tuple[LiveRun, ...]:
         runs.append(live_run(plan, calibration, names, measured_us=measured_us, tokens=count, engine=engine))
     if not runs:
         raise StagemeshError(
-            "nothing to read: no plan has both a modelled time per token (its links had settled when it was made) and a "
-            "measured one; send it some requests, or `stagemesh plan` says why it is not modelled"
+            "nothing to read yet: no plan has both a modelled time per token (its links had settled when it was made) and a "
+            "measured one; send it some requests, and ask again a second later"
         )
     return tuple(runs)
 

@@ -173,6 +173,7 @@ async def serving(bench: Bench, counts: dict[str, int]) -> AsyncIterator[Serving
             bench.programs["llama_server"], "-m", str(bench.model), "--port", str(ports[0]), "-c", str(CONTEXT), "-np", "1",
             "--rpc", ",".join(endpoints), "--device", devices, *split_flags(list(counts.values())).arguments(), "-t", "1",
             "-fit", "off", "--no-repack", "--no-warmup", "--offline", "-ot", output_override(tied_embeddings=True),
+            "-fa", "off",  # on, the engine asks every remote layer for a size whenever its graph changes: a round trip each
         )  # fmt: skip
         url = f"http://127.0.0.1:{ports[0]}"
         async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(180):
@@ -187,11 +188,15 @@ async def serving(bench: Bench, counts: dict[str, int]) -> AsyncIterator[Serving
         yield found
 
 
+def links_text(delays_ms: dict[tuple[str, str], float]) -> str:
+    pairs = {**delays_ms, **{(b, a): delay for (a, b), delay in delays_ms.items()}}
+    return "".join(f'[links."{a} -> {b}"]\ndelay_ms = {delay}\n' for (a, b), delay in pairs.items())
+
+
 @contextlib.asynccontextmanager
 async def shaped(groups: dict[str, Path], tmp_path: Path) -> AsyncIterator[Bench]:
     file = tmp_path / "links.toml"
-    pairs = {**DELAY_MS, **{(b, a): delay for (a, b), delay in DELAY_MS.items()}}
-    file.write_text("".join(f'[links."{a} -> {b}"]\ndelay_ms = {delay}\n' for (a, b), delay in pairs.items()))
+    file.write_text(links_text(DELAY_MS))
     nodes = dict(zip(NAMES, mesh(*NAMES, shapes=file), strict=True))
     async with running(*nodes.values()), asyncio.TaskGroup() as tasks:
         rtt_us = {}
@@ -340,3 +345,38 @@ def test_a_plan_from_live_calibration_beats_splits_by_memory_and_in_equal_parts(
     for way in ("memory", "equal"):
         assert line["tokens_per_s"]["plan"]["median"] > line["tokens_per_s"][way]["median"]
         assert line["rounds_won_by_plan"][way] >= 0.8 * ROUNDS
+
+
+HOP_DELAYS_MS = (0, 2.5, 10, 20)
+HOP_TOKENS, HOP_ROUNDS = 24, 5
+
+
+def test_round_trips_and_time_per_hop_of_the_engine_through_the_tunnel(groups, tmp_path) -> None:
+    """Unthrottled workers, one remote stage: the slope of time per token over the round trip, and what is left at none."""
+    line: dict[str, object] = {}
+
+    async def main() -> None:
+        unthrottled = dict.fromkeys(NAMES, groups["fast"])
+        async with shaped(unthrottled, tmp_path) as bench, serving(bench, {"fast": 30}) as alone:
+            solo_us = statistics.median([await alone.tpot_us(HOP_TOKENS) for _ in range(HOP_ROUNDS)])
+            points = []
+            async with serving(bench, {"fast": 15, "middle": 15}) as split:
+                for delay in HOP_DELAYS_MS:
+                    (tmp_path / "links.toml").write_text(links_text({**DELAY_MS, ("fast", "middle"): delay}))
+                    await asyncio.sleep(3)  # the transports look at the file every second
+                    rtt_us = 1_000 * min(await echo_times(bench.nodes["fast"], bench.nodes["middle"], 10))
+                    assert rtt_us >= 2_000 * delay
+                    times = [await split.tpot_us(HOP_TOKENS) for _ in range(HOP_ROUNDS)]
+                    points.append((round(rtt_us), round(statistics.median(times))))
+            slope, left_us = statistics.linear_regression(*zip(*points, strict=True))
+            line.update(
+                name="llama_hop", at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), load=round(os.getloadavg()[0], 1),
+                solo_tpot_us=round(solo_us), rtt_and_tpot_us=points, rtt_multiplier=round(slope, 2),
+                per_hop_us=round(left_us - solo_us),
+            )  # fmt: skip
+
+    run(main())
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"\n{line}")
+    assert 0.8 < line["rtt_multiplier"] < 1.4

@@ -223,10 +223,10 @@ def test_what_the_plan_measured_becomes_a_profile_that_the_planner_takes(split, 
     assert ask(split.node("gamma"), max_tokens=100, ignore_eos=True).status_code == 200
 
     def enough() -> bool:
-        stages = get_json(split.mesh.nodes[0].api, "/api/v1/stages")["stages"]
+        stages = get_json(split.node("beta").api, "/api/v1/stages")["stages"]
         return max(stage["tpot_tokens"] for stage in stages) >= 99
 
-    split.watch.until("the tokens' times told", 60, enough)
+    split.watch.until("the tokens' times told to another node", 60, enough)
     kept, fitted = tmp_path / "runs.json", tmp_path / "here.toml"
     command = [sys.executable, "-m", "stage_agent", "calibrate", "live", "--json", "--node", split.node("beta").api]
     done = subprocess.run(
