@@ -34,8 +34,8 @@ class Stalls:
             self._prober.lagged(lag_us, now_us)
             self._conditions.lagged(now_us)
         if lag_us > SHED_LAG_US and now_us - self._shed_us > 10 * SHED_LAG_US:
-            self._shed_us = now_us
             ground = self._ground
             spare = max(0, len(ground.connections) - SHED_ABOVE)
             for peer in ground.random.sample(list(ground.connections), spare // 4):
+                self._shed_us = now_us
                 ground.effects.append(CloseConnection(peer, "loop_lag"))

@@ -125,3 +125,15 @@ def test_a_peer_that_claims_to_have_held_a_ping_for_longer_than_it_was_away_give
     link = bench.core.members(bench.now_us)[identity(1).node_id].link
     assert link is not None
     assert link.rtt is None
+
+
+def test_a_stall_in_which_nothing_could_be_spared_does_not_put_off_the_next_shedding() -> None:
+    bench = Bench()
+    settled(bench)
+    bench.admitted.update(identity(number).node_id for number in range(40))
+    bench.core.on_loop_lag(1_500_000, bench.now_us)
+    for number in range(2, 25):
+        bench.connect(number)
+    bench.now_us += 3 * SECOND
+    effects = bench.core.on_loop_lag(1_500_000, bench.now_us)
+    assert len([effect for effect in effects if isinstance(effect, CloseConnection)]) == 2
