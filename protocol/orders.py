@@ -66,5 +66,6 @@ def outranks(one: OperatorOrder, other: OperatorOrder) -> bool:
     return _rank(one) > _rank(other)
 
 
-def _rank(order: OperatorOrder) -> tuple[int, str, str]:
-    return order.version, order.author, order.model_copy(update={"age_us": 0}).model_dump_json()
+def _rank(order: OperatorOrder) -> tuple[int, str, bool, str, str, str, tuple[tuple[str, int, int], ...]]:
+    stages = tuple((stage.node_id, stage.layer_start, stage.layer_end) for stage in order.stages)
+    return order.version, order.author, order.removed, order.value, order.model, order.manifest_digest, stages

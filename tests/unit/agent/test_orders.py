@@ -24,9 +24,13 @@ def register(name: str = "a", kept: list | None = None) -> Orders:
     return Orders(NodeId(name), (kept if kept is not None else []).append)
 
 
+ROWS = itertools.count(1)
+
+
 def row(*orders: OperatorOrder, name: str = "z") -> NodeRow:
+    """Each one newer than those before."""
     return NodeRow(
-        node_id=name, public_key=b"k" * 32, boot_counter=1, seq=1, instance="1" * 32, name=name, version="1",
+        node_id=name, public_key=b"k" * 32, boot_counter=1, seq=next(ROWS), instance="1" * 32, name=name, version="1",
         orders=orders,
     )  # fmt: skip
 
@@ -78,7 +82,7 @@ def test_every_way_of_telling_ends_in_the_same_orders(sequence, versions):
     """A merge must not depend on order, grouping or repetition."""
     orders = [order(value=str(index), version=versions[index], author=f"n{index % 3}") for index in range(6)]
     together, piecewise = register(), register()
-    together.adopt([row(*[]), *(row(each) for each in orders)], 0)
+    together.adopt([row(each, name=f"z{index}") for index, each in enumerate(orders)], 0)
     for index in [*sequence, *sequence]:
         piecewise.adopt([row(orders[index])], 0)
     assert words(together) == words(piecewise)
@@ -116,6 +120,24 @@ def test_what_was_kept_comes_back_with_its_age_and_is_outbid_by_the_next():
     assert one.known(20 * SECOND)[0].age_us == 100 * SECOND
     one.say([order(removed=True)], 20 * SECOND)
     assert one.known(20 * SECOND)[0].version == 8
+
+
+def test_a_row_is_read_once_and_again_when_it_could_not_be_kept():
+    full = [True]
+
+    def keep(_orders) -> None:
+        if full[0]:
+            raise StateError("full")
+
+    one, told_once = Orders(NodeId("a"), keep), row(order(version=1, author="b"))
+    with pytest.raises(StateError):
+        one.adopt([told_once], 0)
+    full[0] = False
+    assert one.adopt([told_once], 0)
+    assert not one.adopt([told_once], 0)
+    assert one.adopt(
+        [told_once.model_copy(update={"seq": told_once.seq + 1, "orders": (order(version=2, author="b"),)})], 0
+    )
 
 
 def test_at_the_limit_new_subjects_are_refused_and_known_ones_can_be_changed():
