@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 1_048_576
 BULK_BYTES = 128 * MIB
 ROUND_TRIPS = 400
-ROUNDS = 5
+ROUNDS = 8
 
 ENGINE = """
 import socket, sys
@@ -181,8 +181,5 @@ def test_the_tunnel_against_a_plain_relay_and_no_relay(loop, tmp_path) -> None:
     with RESULTS.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(f"\n{line}")
-    assert (
-        share > 0.1
-    )  # both ends encrypt in this process: TLS over asyncio carries 275 to 370 MB/s, a plain copy 700 to 800
-    if loop == "uvloop":  # what the daemon runs on
-        assert added <= 0.3
+    assert share >= 0.6
+    assert added <= 0.3
