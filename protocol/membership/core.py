@@ -133,10 +133,7 @@ class Membership:
     def on_moved(
         self, peer: NodeId, address: str, now_us: int, *, interface: str = "", over_tcp: bool = False
     ) -> list[Effect]:
-        """A living connection changed its remote address or interface. A different port alone is the same path.
-
-        ``over_tcp``: UDP does not pass on it (any more), which this node's row says.
-        """
+        """Another remote address or interface, or UDP stopped passing (``over_tcp``). A new port alone is no new path."""
         connection = self._ground.connections.get(peer)
         if connection is not None:
             connection.address, connection.over_tcp = address, over_tcp
