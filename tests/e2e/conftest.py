@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import httpx
 import pytest
 
 from config.settings import RuntimeSettings
@@ -128,6 +129,18 @@ class LiveMesh:
                 self.epochs.append(answer["epochs"][0])
                 return answer["tokens"]
         return None
+
+    def ask_everybody(self, limit_s: float = 2.0) -> list[tuple[int, ...]]:
+        """Ask every node as if it were stage 0, whatever it believes; the answers of those that are, each from one plan."""
+        found = []
+        body = {"slot": "default", "prompt": list(PROMPT), "max_tokens": NEW_TOKENS}
+        for node in self.watch.running():
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(f"http://{node.api}/api/v1/generate", json=body, timeout=limit_s)
+                if answer.status_code == 200:
+                    assert len(answer.json()["epochs"]) == 1, answer.text
+                    found.append(tuple(answer.json()["tokens"]))
+        return found
 
     def answers(self, limit_s: float = 60.0) -> tuple[int, ...]:
         """Ask until there is an answer."""

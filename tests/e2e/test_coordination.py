@@ -14,7 +14,6 @@ from tests.e2e.kills import (
     bring_back,
     kill_while_loading,
     names_of,
-    served_again_s,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,12 +24,10 @@ def test_a_dead_coordinator_is_followed_by_another_and_the_answer_stays(five) ->
     stages = names_of(five, before)
     assert five.answers() == five.whole
     five.mesh.kill(coordinator)
-    lost_s = time.monotonic()
     five.watch.until("another coordinator", 60, lambda: five.watch.coordinator() is not None)
     slot = five.wait_until_serving(60, before["term"] if coordinator.name in stages else 0)
     assert coordinator.name not in names_of(five, slot)
     assert five.answers() == five.whole
-    assert time.monotonic() - lost_s < 60
     five.mesh.start(coordinator)
     five.mesh.wait_for_api(coordinator, 40)
     five.watch.until("everybody back", 60, five.watch.everybody_alive)
@@ -76,16 +73,6 @@ def test_a_stage_that_dies_while_serving_and_one_that_dies_while_its_successor_l
     assert five.answers() == five.whole
 
 
-def test_a_lost_stage_is_replaced_within_twenty_seconds(five) -> None:
-    before = five.wait_until_serving()
-    assert five.answers() == five.whole
-    victim = a_stage_apart_from_the_coordinator(five, before)
-    took_s = served_again_s(five, victim, before)
-    assert five.answers() == five.whole
-    bring_back(five, victim)
-    assert took_s <= 20
-
-
 def test_a_third_of_all_packets_lost_changes_no_answer(five) -> None:
     five.shape(loss=0.3)
     until = time.monotonic() + 8
@@ -105,8 +92,8 @@ def test_a_partition_in_two_serves_at_most_one_plan_per_side_and_heals(five) -> 
     five.shape(loss=1.0, only=cut)
     until = time.monotonic() + 15
     while time.monotonic() < until:
-        tokens = five.ask()
-        assert tokens is None or tuple(tokens) == five.whole
+        for tokens in five.ask_everybody():
+            assert tokens == five.whole
     five.shape()
     five.watch.until("everybody sees everybody", 90, five.watch.everybody_alive)
     five.watch.until("one coordinator", 60, lambda: five.watch.coordinator() is not None)

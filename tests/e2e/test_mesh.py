@@ -144,7 +144,8 @@ def test_a_killed_stage_is_replaced_under_a_higher_epoch_and_resumes_what_it_pro
         slot = live.watch.serving()
         return slot is not None and slot["term"] > before["term"]
 
-    live.watch.until("a plan under a higher epoch", 60, replaced)
+    took_s = live.watch.until("a plan under a higher epoch", 60, replaced)
+    assert took_s <= 20, "detection, plan and load"
     after = live.watch.serving()
     assert victim.name not in {names[stage["node_id"]] for stage in after["plan"]["stages"]}
     assert live.answers() == live.whole
