@@ -13,7 +13,7 @@ from stage_agent.demo.mesh import demo_mesh
 from stage_agent.demo.profile import load_profile, machines, settings_text
 from stage_agent.demo_model import write_demo_model
 from stage_agent.model_source import open_model
-from tests.e2e.conftest import LiveMesh
+from tests.e2e.conftest import LiveMesh, told
 from tests.e2e.kills import a_stage_apart_from_the_coordinator, bring_back, served_again_s
 
 RESULTS = Path(__file__).parent / "results" / "recovery.jsonl"
@@ -28,7 +28,7 @@ def test_a_killed_stage_is_replaced_within_twenty_seconds_at_the_median(tmp_path
     model = tmp_path / "demo.gguf"
     write_demo_model(model)
     profile = load_profile(None, 5)
-    with demo_mesh(profile, keep=False) as mesh:
+    with demo_mesh(profile, keep=False) as mesh, told(mesh):
         mesh.prepare(machines(profile, open_model(model)))
         for node in mesh.nodes:
             settings = tomllib.loads(node.config.read_text("utf-8"))
