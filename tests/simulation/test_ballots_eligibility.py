@@ -93,6 +93,23 @@ def three_models(made: BallotMesh) -> None:
     )
 
 
+def test_two_models_are_placed_by_priority_against_the_memory_that_is_left():
+    made = mesh({A: 8, B: 8}, 10)
+    made.specs = (
+        ServedModelSpec(Slot("small"), "/s", model(6, name="small"), priority=1),
+        ServedModelSpec(Slot("large"), "/l", model(9, name="large"), priority=0),
+    )
+    run(made, 40)
+    assert slot(made, "small").routable
+    assert slot(made, "large").refused.code == "no_valid_topology"
+    assert not decided(made, "withdrawn"), "the important one comes first: nobody has to give way"
+    chief = leader(made)
+    made.run_in(chief, lambda: chief.carry(chief.coordinator.serve(made.specs[1:], made.now_us)))
+    run(made, 30)
+    assert slot(made, "large").routable
+    assert all(process.agent.record(Slot("small")).active is None for process in made.live())
+
+
 def test_several_models_are_placed_by_priority_and_a_smaller_one_takes_what_is_left():
     made = mesh({A: 8, B: 8}, 10)
     three_models(made)

@@ -4,7 +4,58 @@ from coordinator.assignment.moment import ServedModelSpec
 from coordinator.replan import Observation
 from tests.simulation.ballot_mesh import SECOND, BallotMesh
 from tests.simulation.ballot_orders import pin_coordinator
-from tests.simulation.test_ballots_reports import SLOT, A, B, C, cut, decided, kill, leader, mesh, model, run, slot
+from tests.simulation.test_ballots_reports import SLOT, A, B, C, decided, kill, leader, mesh, model, run, slot
+
+
+def observe(made: BallotMesh, tpot_us: int) -> None:
+    """A busy mesh."""
+    chief, seen = leader(made), Observation(tpot_us, 1000, tokens_per_hour=100_000)
+    made.run_in(chief, lambda: chief.carry(chief.coordinator.on_observed(SLOT, seen, made.now_us)))
+
+
+def cut(made: BallotMesh) -> int:
+    return slot(made).plan.stages[0].layer_end
+
+
+def split_by_measurement() -> tuple[BallotMesh, int]:
+    """Two equal nodes share 64 layers; then the first one's are measured to be slow, and only that changes."""
+    made = mesh({A: 8, B: 8}, 10, noise=0)
+    made.specs = (ServedModelSpec(SLOT, "/m", model(10, layers=64)),)
+    run(made, 330)
+    before = cut(made)
+    observe(made, slot(made).plan.modeled.decode_tpot_us)
+    made.timings = {slot(made).nodes[0]: 40_000}
+    return made, before
+
+
+def test_measured_timings_move_a_cut_half_way_and_then_the_rest():
+    made, before = split_by_measurement()
+    tpot = slot(made).plan.modeled.decode_tpot_us
+    run(made, 60)
+    first, slow = cut(made), made.timings
+    for _ in range(3):
+        observe(made, tpot)
+        made.timings = {}  # a new range has no measurement at first
+        run(made, 30)
+        made.timings = slow
+        run(made, 330)
+    last = cut(made)
+    assert before > first > last
+    assert before - first > first - last, "each step is at most half of what is left"
+
+
+def test_a_move_that_made_it_slower_is_rolled_back_and_not_tried_again():
+    made, before = split_by_measurement()
+    tpot = slot(made).plan.modeled.decode_tpot_us
+    run(made, 60)
+    moved = slot(made).plan.plan_hash
+    assert cut(made) < before
+    observe(made, tpot * 2)
+    run(made, 60)
+    assert cut(made) == before
+    assert decided(made, "rolled_back")
+    run(made, 900)
+    assert slot(made).plan.plan_hash != moved
 
 
 def measured(made: BallotMesh, tpot_us: int, tokens: int = 1_000, **fields) -> None:

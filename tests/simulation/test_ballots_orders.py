@@ -3,7 +3,7 @@
 from protocol.ids import NodeId
 from tests.simulation.ballot_mesh import SECOND, BallotMesh
 from tests.simulation.ballot_orders import exclude, lock, pin_coordinator, pin_stage0
-from tests.simulation.test_ballots_reports import A, B, C, D, decided, kill, leader, mesh, run, slot
+from tests.simulation.test_ballots_reports import A, B, C, D, decided, kill, leader, mesh, operate, run, slot
 
 SLOT = "s0"
 
@@ -22,6 +22,34 @@ def known(made: BallotMesh) -> dict[str, list[tuple]]:
         ]
         for process in made.live()
     }
+
+
+def test_an_excluded_node_is_replaced_and_not_planned_again():
+    made = mesh({A: 8, B: 8, C: 8}, 10)
+    run(made, 30)
+    unwanted = slot(made).nodes[0]
+    operate(made, exclude(unwanted))
+    run(made, 15)
+    assert unwanted not in slot(made).nodes
+    assert slot(made).routable
+
+
+def test_an_operators_lock_moves_the_running_plan():
+    made = mesh({A: 8, B: 8, C: 8}, 10)
+    run(made, 30)
+    operate(made, lock(SLOT, (C, 0, 4), (B, 4, 8)))
+    run(made, 20)
+    assert slot(made).nodes == (C, B)
+
+
+def test_a_pinned_coordinator_takes_over_the_running_plan():
+    made = mesh({A: 16, B: 8, C: 8}, 10)
+    run(made, 30)
+    before = slot(made).ballot
+    operate(made, pin_coordinator(C))
+    run(made, 10)
+    assert leader(made).node_id == C
+    assert slot(made).ballot == before
 
 
 def test_an_exclusion_said_at_a_coordinator_that_dies_is_obeyed_by_the_next():

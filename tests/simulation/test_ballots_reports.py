@@ -14,7 +14,7 @@ from protocol.fencing import epoch_to_wire
 from protocol.ids import NodeId, Slot
 from protocol.orders import OperatorOrder
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
-from tests.simulation.ballot_orders import exclude, lock, pin_coordinator
+from tests.simulation.ballot_orders import lock
 from tests.simulation.ballot_world import GIB
 
 A, B, C, D = (NodeId(f"n0{number}") for number in range(4))
@@ -247,16 +247,6 @@ def test_a_draining_node_serves_until_the_plan_without_it_is_active():
     assert leaving.agent.record(SLOT).active is None, "it was told to unload"
 
 
-def test_an_excluded_node_is_replaced_and_not_planned_again():
-    made = mesh({A: 8, B: 8, C: 8}, 10)
-    run(made, 30)
-    unwanted = slot(made).nodes[0]
-    operate(made, exclude(unwanted))
-    run(made, 15)
-    assert unwanted not in slot(made).nodes
-    assert slot(made).routable
-
-
 def test_a_locked_plan_is_withdrawn_but_never_replaced_and_comes_back_with_its_node():
     made = mesh({A: 8, B: 8, C: 8}, 10)
     split = LockedTopology((LockedStage(B, 0, 5), LockedStage(C, 5, 8)))
@@ -270,24 +260,6 @@ def test_a_locked_plan_is_withdrawn_but_never_replaced_and_comes_back_with_its_n
     run(made, 60)
     assert slot(made).nodes == (B, C)
     assert slot(made).routable
-
-
-def test_an_operators_lock_moves_the_running_plan():
-    made = mesh({A: 8, B: 8, C: 8}, 10)
-    run(made, 30)
-    operate(made, lock(SLOT, (C, 0, 4), (B, 4, 8)))
-    run(made, 20)
-    assert slot(made).nodes == (C, B)
-
-
-def test_a_pinned_coordinator_takes_over_the_running_plan():
-    made = mesh({A: 16, B: 8, C: 8}, 10)
-    run(made, 30)
-    before = slot(made).ballot
-    operate(made, pin_coordinator(C))
-    run(made, 10)
-    assert leader(made).node_id == C
-    assert slot(made).ballot == before
 
 
 def test_a_flapping_node_causes_at_most_one_replan_per_damping_window():
@@ -336,23 +308,6 @@ def test_an_idle_mesh_does_not_migrate_for_tokens_nobody_wants():
     assert any("not_amortised" in line for line in decided(made, "kept"))
 
 
-def test_two_models_are_placed_by_priority_against_the_memory_that_is_left():
-    made = mesh({A: 8, B: 8}, 10)
-    made.specs = (
-        ServedModelSpec(Slot("small"), "/s", model(6, name="small"), priority=1),
-        ServedModelSpec(Slot("large"), "/l", model(9, name="large"), priority=0),
-    )
-    run(made, 40)
-    assert slot(made, "small").routable
-    assert slot(made, "large").refused.code == "no_valid_topology"
-    assert not decided(made, "withdrawn"), "the important one comes first: nobody has to give way"
-    chief = leader(made)
-    made.run_in(chief, lambda: chief.carry(chief.coordinator.serve(made.specs[1:], made.now_us)))
-    run(made, 30)
-    assert slot(made, "large").routable
-    assert all(process.agent.record(Slot("small")).active is None for process in made.live())
-
-
 @pytest.mark.parametrize("gib", [3, 6])
 def test_a_move_breaks_nothing_first_when_memory_allows_and_drains_first_when_not(gib):
     made = mesh({A: 8, B: 8}, gib)
@@ -377,57 +332,6 @@ def test_measured_far_below_predicted_names_the_hop():
     chief.carry(chief.coordinator.on_observed(SLOT, Observation(tpot * 3, 200), made.now_us))
     (line,) = decided(made, "measured_far_below_predicted")
     assert "hop n0" in line
-
-
-def observe(made: BallotMesh, tpot_us: int) -> None:
-    """A busy mesh."""
-    chief, seen = leader(made), Observation(tpot_us, 1000, tokens_per_hour=100_000)
-    made.run_in(chief, lambda: chief.carry(chief.coordinator.on_observed(SLOT, seen, made.now_us)))
-
-
-def cut(made: BallotMesh) -> int:
-    return slot(made).plan.stages[0].layer_end
-
-
-def split_by_measurement() -> tuple[BallotMesh, int]:
-    """Two equal nodes share 64 layers; then the first one's are measured to be slow, and only that changes."""
-    made = mesh({A: 8, B: 8}, 10, noise=0)
-    made.specs = (ServedModelSpec(SLOT, "/m", model(10, layers=64)),)
-    run(made, 330)
-    before = cut(made)
-    observe(made, slot(made).plan.modeled.decode_tpot_us)
-    made.timings = {slot(made).nodes[0]: 40_000}
-    return made, before
-
-
-def test_measured_timings_move_a_cut_half_way_and_then_the_rest():
-    made, before = split_by_measurement()
-    tpot = slot(made).plan.modeled.decode_tpot_us
-    run(made, 60)
-    first, slow = cut(made), made.timings
-    for _ in range(3):
-        observe(made, tpot)
-        made.timings = {}  # a new range has no measurement at first
-        run(made, 30)
-        made.timings = slow
-        run(made, 330)
-    last = cut(made)
-    assert before > first > last
-    assert before - first > first - last, "each step is at most half of what is left"
-
-
-def test_a_move_that_made_it_slower_is_rolled_back_and_not_tried_again():
-    made, before = split_by_measurement()
-    tpot = slot(made).plan.modeled.decode_tpot_us
-    run(made, 60)
-    moved = slot(made).plan.plan_hash
-    assert cut(made) < before
-    observe(made, tpot * 2)
-    run(made, 60)
-    assert cut(made) == before
-    assert decided(made, "rolled_back")
-    run(made, 900)
-    assert slot(made).plan.plan_hash != moved
 
 
 def test_a_model_that_is_not_wanted_any_more_is_unloaded_even_if_the_retirement_is_lost():
