@@ -238,19 +238,21 @@ class Prober:
             self._ground.timers.set("probe", peer, now_us + self._ground.jitter(100_000))
 
     def _pause_us(self, target: NodeId, interval_us: int, now_us: int) -> int:
-        """Until the next probe: the interval ± 10 %, or until a sample may settle the link if that is sooner.
+        """Until the next probe, or until a sample may settle the link if that is sooner.
 
-        Half a beat less, which the wait for the beat adds.
+        The interval ± 10 % where everybody is probed every second, ± 50 % up to 64 nodes, and any part of twice the interval
+        above: links come up together, and several seconds ± 10 % apart their probes would stay in step, and nobody be probed
+        for seconds on end. Half a beat less, which the wait for the beat adds.
         """
         ground = self._ground
         if self.is_sampled(target):
-            # The links of a large mesh come up within seconds; a minute ± 10 % apart their probes would stay in step.
             return ground.jitter(2 * interval_us)
-        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5) - BEAT_US // 2
+        least_us = ground.settings.probe_interval_us
+        band_us = interval_us // 5 if interval_us <= least_us else interval_us
+        pause_us = interval_us - band_us // 2 + ground.jitter(band_us) - BEAT_US // 2
         link = ground.links.known(target)
         if link is None or not ground.everyone_connects or (settles_us := link.settles_in_us(now_us)) is None:
             return pause_us
-        least_us = ground.settings.probe_interval_us
         return min(pause_us, max(settles_us, least_us * 9 // 10 - BEAT_US // 2) + ground.jitter(least_us // 5))
 
     def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
