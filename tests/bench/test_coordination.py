@@ -123,7 +123,9 @@ def test_an_hour_of_a_hundred_agents() -> None:
         losses += 1
         left_s = LOSS_EVERY_S / 2 - BACK_AFTER_S
         if victim in serves:
-            took_s = mesh.run_until(lambda victim=victim: mesh.serving() and victim not in mesh.serving(), 100, step=0.5)
+            took_s = mesh.run_until(
+                lambda victim=victim: mesh.serving() and victim not in mesh.serving(), 100, step=0.5
+            )
             assert took_s is not None
             recovered_s.append(took_s)
             left_s -= took_s

@@ -55,6 +55,7 @@ def assert_that_it_proves_something(outcomes: list[Outcome]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.timeout(400)
 @WAITS
 def test_no_invariant_breaks_and_every_mesh_converges_after_healing(short):
     outcomes = [run_seed(seed, short=short, storms=2) for seed in range(28)]
