@@ -38,7 +38,7 @@ def connection(terms=TERMS, early=b""):
         side.settimeout(5)
     pump = Pump(local, channel, early, terms)
     said = []
-    thread = threading.Thread(target=lambda: said.append(pump.run()))
+    thread = threading.Thread(target=lambda: said.append(pump.run()), name="the pump")
     thread.start()
     try:
         yield engine, peer, pump, lambda: (thread.join(5), *said)[1]
@@ -140,3 +140,4 @@ def test_a_waiting_connection_costs_no_cpu():
         before = time.process_time()
         time.sleep(0.5)
         assert time.process_time() - before < 0.05
+        assert any(thread.name == "the pump" for thread in threading.enumerate()), "it waits, it has not ended"
