@@ -77,6 +77,7 @@ class Prober:
         self._requested: dict[NodeId, None] = {}
         self._nearest: dict[NodeId, None] = {}
         self._confirms: dict[int, Relay] = {}
+        self._out_of_step: set[NodeId] = set()
         self._paused_until_us = 0
         self.health = 0
 
@@ -230,6 +231,7 @@ class Prober:
 
     def disconnected(self, peer: NodeId, now_us: int) -> None:
         """Ask others about it soon."""
+        self._out_of_step.discard(peer)
         self.moved(peer)
         seq = self._by_target.get(peer)
         if seq is not None:
@@ -240,20 +242,24 @@ class Prober:
     def _pause_us(self, target: NodeId, interval_us: int, now_us: int) -> int:
         """Until the next probe, or until a sample may settle the link if that is sooner.
 
-        The interval ± 10 % where everybody is probed every second, ± 50 % up to 64 nodes, and any part of twice the interval
-        above: links come up together, and several seconds ± 10 % apart their probes would stay in step, and nobody be probed
-        for seconds on end. Half a beat less, which the wait for the beat adds.
+        The interval ± 10 %, half a beat less, which the wait for the beat adds. Links come up together, and seconds ± 10 %
+        apart their probes would stay in step, and nobody be probed for seconds on end: the first pause of a settled link is
+        any part of the interval, and those of a large mesh, a minute long, any part of twice the interval.
         """
         ground = self._ground
         if self.is_sampled(target):
             return ground.jitter(2 * interval_us)
-        least_us = ground.settings.probe_interval_us
-        band_us = interval_us // 5 if interval_us <= least_us else interval_us
-        pause_us = interval_us - band_us // 2 + ground.jitter(band_us) - BEAT_US // 2
-        link = ground.links.known(target)
-        if link is None or not ground.everyone_connects or (settles_us := link.settles_in_us(now_us)) is None:
+        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5) - BEAT_US // 2
+        link, least_us = ground.links.known(target), ground.settings.probe_interval_us
+        if link is None or not ground.everyone_connects or interval_us <= least_us:
             return pause_us
-        return min(pause_us, max(settles_us, least_us * 9 // 10 - BEAT_US // 2) + ground.jitter(least_us // 5))
+        settles_us = link.settles_in_us(now_us)
+        if settles_us is not None:
+            return min(pause_us, max(settles_us, least_us * 9 // 10 - BEAT_US // 2) + ground.jitter(least_us // 5))
+        if target not in self._out_of_step:
+            self._out_of_step.add(target)
+            return ground.jitter(interval_us)
+        return pause_us
 
     def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
         target = entry.node_id
