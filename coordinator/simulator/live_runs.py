@@ -31,6 +31,9 @@ RUN_ERROR = 0.02
 SLOWNESS_DOUBT, MULTIPLIER_DOUBT, HOP_DOUBT_US = 2.0, 1.0, 5_000.0
 """Standard deviations of the unknowns before any run: nodes are up to a few times slower than benchmarks say, engines need
 up to two round trips per hop, and milliseconds per hop are usual."""
+LEAST_SLOWNESS, MOST_ROUND_TRIPS = 0.5, 3.0
+"""No node is more than twice as fast as its benchmark says, and no engine needs more than three round trips per hop: on a busy
+machine, where every hop waits for a turn, nothing else keeps a fit from calling that waiting round trips and slow nodes fast."""
 DETERMINED = 0.4
 
 Vector = NDArray[np.float64]
@@ -120,13 +123,15 @@ def fit_live(runs: Sequence[LiveRun], calibration: Calibration) -> LiveFit:
     names = sorted({stage.node for run in used for stage in run.stages})
     before = np.array([*(1.0 for _ in names), calibration.rtt_multiplier_milli / 1_000, calibration.per_hop_us])
     doubt = np.array([*(SLOWNESS_DOUBT for _ in names), MULTIPLIER_DOUBT, max(HOP_DOUBT_US, calibration.per_hop_us)])
+    least = np.array([*(LEAST_SLOWNESS for _ in names), 0.0, 0.0])
+    most = np.array([*(np.inf for _ in names), max(MOST_ROUND_TRIPS, before[-2] + 0.01), np.inf])
     rows = np.array([_row(run, names) for run in used], dtype=np.float64)
     constant = np.array([_constant_us(run, calibration) for run in used], dtype=np.float64)
     measured = np.array([run.measured_us for run in used], dtype=np.float64)
     weighted = rows / (RUN_ERROR * measured)[:, None]
     stacked = np.vstack([weighted * doubt, np.eye(len(before))])  # unknowns in units of their doubt, from the prior
     target = np.concatenate([(measured - constant - rows @ before) / (RUN_ERROR * measured), np.zeros(len(before))])
-    moved = lsq_linear(stacked, target, bounds=(-before / doubt, np.inf)).x
+    moved = lsq_linear(stacked, target, bounds=((least - before) / doubt, (most - before) / doubt)).x
     after = before + doubt * moved
     left = np.sqrt(np.diag(np.linalg.inv(stacked.T @ stacked)))
     found = [
