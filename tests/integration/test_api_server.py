@@ -301,7 +301,7 @@ def test_doctor_says_the_next_step_for_every_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("STAGEMESH_RUNTIME__KIND", "process")
     monkeypatch.setenv("STAGEMESH_RUNTIME__COMMAND", "no-such-engine")
     with daemon(ShownMesh(picture(draining=True))) as node:
-        code, text = command("doctor", "--node", node, "--json")
+        code, text = command("doctor", "--config", own_configuration(tmp_path), "--node", node, "--json")
     assert code == 1
     findings = {finding["check"]: finding for finding in json.loads(text)["findings"]}
     failed = {name for name, finding in findings.items() if finding["verdict"] == "fail"}
@@ -318,11 +318,18 @@ def test_doctor_without_a_daemon_tries_the_ports_that_it_would_need(tmp_path, mo
         monkeypatch.setenv("STAGEMESH_API__PORT", str(taken.getsockname()[1]))
         monkeypatch.setenv("STAGEMESH_LISTEN__PORT", "0")
         monkeypatch.setenv("STAGEMESH_NODE__STATE_DIR", str(tmp_path))
-        code, text = command("doctor", "--node", "127.0.0.1:1")
+        code, text = command("doctor", "--config", own_configuration(tmp_path), "--node", "127.0.0.1:1")
     assert code == 1
     assert f"port {taken_port(text)}/tcp" in text
     assert "in use" in text
     assert "stagemesh run" in text
+
+
+def own_configuration(tmp_path):
+    """Says that the daemon at ``--node`` is this machine's own."""
+    path = tmp_path / "stagemesh.toml"
+    path.touch()
+    return str(path)
 
 
 def taken_port(text):
