@@ -151,7 +151,9 @@ class Prober:
             return
         interval_us = self.interval_us(entry.node_id)
         if now_us < self._paused_until_us:
-            ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(interval_us))
+            # Not a whole interval: a node that stalls every few seconds would then never measure anybody.
+            soon_us = min(interval_us, 2 * ground.settings.probe_interval_us)
+            ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(soon_us))
             return
         pause_us = self._pause_us(entry.node_id, interval_us, now_us)
         ground.timers.set("probe", entry.node_id, ground.at_beat(now_us + pause_us))

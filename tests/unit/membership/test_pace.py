@@ -50,6 +50,19 @@ def test_a_peer_that_does_not_answer_is_not_waited_for_until_its_turn() -> None:
     assert sent[silent] >= 3
 
 
+def test_a_node_that_stalls_every_few_seconds_still_keeps_its_links_settled() -> None:
+    bench = Bench(settings=SLOW)
+    everybody = range(1, 10)
+    for number in everybody:
+        bench.connect(number)
+    bench.run(10.0, bench.answer_pings_of(*everybody))
+    for _ in range(120):
+        bench.core.on_loop_lag(300_000, bench.now_us)
+        bench.run(1.6, bench.answer_pings_of(*everybody))
+        members = bench.core.members(bench.now_us)
+        assert all(members[identity(number).node_id].link.settled for number in everybody)
+
+
 def test_a_link_knows_how_long_it_takes_to_settle() -> None:
     link = Link(LinkSettings())
     assert link.settles_in_us(7 * SECOND) == 0
