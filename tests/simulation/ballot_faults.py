@@ -158,7 +158,8 @@ class Striker:
         return True
 
     def _fill_disk(self, fault: Fault) -> bool:
-        node_id = self.mesh.node_ids[fault.numbers[0] % len(self.mesh.node_ids)]
+        busy = [process.node_id for process in self.mesh.live() if process.loads] or self.mesh.node_ids
+        node_id = busy[fault.numbers[0] % len(busy)]
         disk = self.mesh.disks[node_id]
         disk.full = True
         self.mesh.log(f"the disk of {node_id} is full")

@@ -87,7 +87,7 @@ def make_scenario(
     random = Random(f"faults {seed}")
     kinds: list[Kind] = list(ALWAYS)
     if full_disks:
-        kinds += ["full disk", "full disk", "full disk"]
+        kinds += ["full disk"] * 5
     if clones:
         kinds += ["clone"]
     moments = [

@@ -81,7 +81,7 @@ def test_a_scenario_reads_as_it_was_written(tmp_path):
 
 def test_disks_that_are_full_for_a_while_break_nothing_either():
     outcomes = [run_seed(seed, Variant(full_disks=True), short=True, storms=1) for seed in range(10)]
-    assert sum(outcome.counts["write refused by a full disk"] for outcome in outcomes) >= 10
+    assert sum(outcome.counts["write refused by a full disk"] for outcome in outcomes) >= 5
 
 
 def test_a_calm_mesh_plans_once_and_serves_every_request():
