@@ -17,7 +17,7 @@ from tests.e2e.conftest import LiveMesh, told
 from tests.e2e.kills import a_stage_apart_from_the_coordinator, bring_back, served_again_s
 
 RESULTS = Path(__file__).parent / "results" / "recovery.jsonl"
-KILLS = 7
+KILLS = 5
 WAITS = ("election", "assignment", "replan")
 """Sections of the demo's configuration that shorten waits."""
 
