@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.planner.cost import transfer_us
 from coordinator.planner.memory import Shape, ShapeMemory, ceil_div
 from coordinator.planner.plan import Plan
 from coordinator.planner.planning import plan
 from coordinator.planner.problem import Edge, LockedStage, LockedTopology, PlanningProblem
+from coordinator.planner.transfer import transfer_us
 from tests.property.planner.instances import small_problem
 from tests.property.planner.meshes import mesh
 
