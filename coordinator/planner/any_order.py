@@ -33,7 +33,13 @@ def fitting_candidate(problem: PlanningProblem, shapes: tuple[Shape, ...], budge
         for node in problem.participants
     )
     names = [node.node_id for node in nodes]
-    edges = tuple(Edge(a, b, rtt_us=0) for a in names for b in names if a != b)
+    mute = {(edge.source, edge.target) for edge in problem.edges if not edge.direct_prediction_return_supported}
+    edges = tuple(
+        Edge(a, b, rtt_us=0, direct_prediction_return_supported=(a, b) not in mute)
+        for a in names
+        for b in names
+        if a != b
+    )
     searcher = searcher_for(prepare(replace(problem, participants=nodes, edges=edges)), budget)
     choice = None if searcher is None else choose_interactive(searcher, shapes)
     return None if choice is None else choice.candidate

@@ -6,7 +6,7 @@ from math import ceil
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.planner.memory import Shape, ShapeMemory, ceil_div
@@ -105,6 +105,7 @@ def test_halving_a_nodes_speed_never_gives_it_more_layers_in_the_same_order(seed
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
+@example(443546)  # only another order than the capacity rule's fitted, and its last node may not answer the first
 def test_locking_a_plan_reproduces_its_price(seed: int) -> None:
     question = any_problem(seed)
     found = plan(question)
