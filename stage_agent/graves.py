@@ -1,7 +1,8 @@
 """Tombstones on disk: who is dead or left stays so for a node that restarts, even when everybody else does, too.
 
 One document, written when the set changes and at most once a second, so that a mesh that falls apart costs one write.
-What is lost by a power cut within that second is what peers tell again.
+What is lost by a power cut within that second is what peers tell again. A goodbye is written at once: the node is gone on
+purpose, and peers that know it may be stopped next.
 """
 
 from collections.abc import Callable
@@ -35,10 +36,10 @@ class Graves:
         self._changed = self._failing = False
         self._written_us = -SPACING_US
 
-    def changed(self, now_us: int) -> None:
+    def changed(self, now_us: int, *, goodbye: bool = False) -> None:
         """A member came back, went or was forgotten."""
         self._changed = True
-        self.keep(now_us)
+        self.keep(now_us, spacing_us=0 if goodbye else SPACING_US)
 
     def keep(self, now_us: int, *, spacing_us: int = SPACING_US) -> None:
         """Write what changed, unless the last write is only a moment ago; call about once a second."""

@@ -95,8 +95,8 @@ class MeshEvents:
     def remember(self, effect: effects.MemberChanged | effects.Conflict) -> None:
         """What the membership core says and the state directory must know at the next start."""
         match effect:
-            case effects.MemberChanged():
-                self._graves.changed(monotonic_us())
+            case effects.MemberChanged(new=state):
+                self._graves.changed(monotonic_us(), goodbye=state == "left")
             case effects.Conflict(node_id, boot_counter) if node_id == self._driver.node_id:
                 self._own_process.outranked(boot_counter)
 

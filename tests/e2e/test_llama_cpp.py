@@ -236,9 +236,8 @@ def test_what_the_plan_measured_becomes_a_profile_that_the_planner_takes(split, 
     document = json.loads(done.stdout)
     (run,) = document["runs"]
     assert set(document["slowness"]) == set(COUNTS)
-    assert (
-        abs(run["error_after"]) < 0.05 < abs(run["error"])
-    )  # pretended bandwidths were wrong; the fit explains the run
+    # Pretended bandwidths may be right by chance; the fit explains the run in any case.
+    assert abs(run["error_after"]) <= max(0.01, min(0.05, abs(run["error"])))
     assert [stage["layers"] for stage in json.loads(kept.read_text())["live_runs"][0]["stages"]] == [10, 12, 8]
     calibration = load_calibration(str(fitted))
     assert (calibration.name, calibration.topology) == ("here", "star")

@@ -51,6 +51,16 @@ def test_many_changes_cost_one_write_a_second_and_the_last_one_is_kept(tmp_path:
         assert table.asked == 2, "nothing changed, nothing is looked at"
 
 
+def test_a_goodbye_does_not_wait_for_the_second(tmp_path: Path) -> None:
+    table = Table()
+    with StateStore.open(tmp_path) as store:
+        graves = Graves(store, Journal(), table)
+        graves.changed(SPACING_US)
+        table.stones = (OLD,)
+        graves.changed(SPACING_US + 1, goodbye=True)
+        assert kept_tombstones(store) == (OLD,)
+
+
 def test_the_end_of_the_daemon_does_not_wait_for_the_second(tmp_path: Path) -> None:
     table = Table()
     with StateStore.open(tmp_path) as store:
