@@ -2,9 +2,6 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 14)))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -m 'not nightly and not bench'
-COMPUTING := tests/property tests/scenarios tests/simulation tests/unit
-WAITING := tests/e2e tests/integration tests/namespaces
 
 .PHONY: help setup demo test gate bench nightly engine clean
 
@@ -43,15 +40,7 @@ test: setup
 ifneq ($(ENGINE),no)
 	@test "$$(uname -sm)" != 'Linux x86_64' || $(MAKE) --no-print-directory engine || echo 'no real engine: its tests are skipped (ENGINE=no does not try)'
 endif
-ifdef ARGS
-	$(PYTEST) $(ARGS)
-else
-	@# Real processes mostly wait, the others only compute: side by side, with the computing ones standing back.
-	@nice -n 15 $(PYTEST) $(COMPUTING) >$(VENV)/computing.log 2>&1 & computing=$$!; \
-	$(PYTEST) $(WAITING); real=$$?; \
-	wait $$computing; computed=$$?; cat $(VENV)/computing.log; \
-	test $$real -eq 0 -a $$computed -eq 0
-endif
+	$(BIN)/python -m pytest -m 'not nightly and not bench' $(ARGS)
 
 gate: setup
 	$(BIN)/ruff check .
