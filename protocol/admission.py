@@ -267,15 +267,7 @@ class AdmissionBook:
             self.mesh_id, new_public_key, signer_public_key=public_key, sign=sign, successor=successor
         )
         vouched = (
-            make_admission(
-                self.mesh_id,
-                held.public_key,
-                signer_public_key=new_public_key,
-                sign=sign_new,
-                version=held.version + 1,
-                revoked=held.revoked,
-                successor=held.successor,
-            )
+            self._restated(held, new_public_key, sign_new, revoked=held.revoked)
             for held in self.statements
             if held.signer == old and held.node_id != old
         )
@@ -304,16 +296,20 @@ class AdmissionBook:
             if orphan.signer == node_id != orphan.node_id and not orphan.revoked and node_id in self._admitted
         ]
         return tuple(
-            make_admission(
-                self.mesh_id,
-                about.public_key,
-                signer_public_key=signer_public_key,
-                sign=sign,
-                version=about.version + 1,
-                revoked=about is held,
-                successor=about.successor,
-            )
+            self._restated(about, signer_public_key, sign, revoked=about is held)
             for about in (held, *(vouched_for if signer != node_id else ()))
+        )
+
+    def _restated(self, held: Admission, signer_public_key: bytes, sign: Sign, *, revoked: bool) -> Admission:
+        """The next version of what is held, by another signer."""
+        return make_admission(
+            self.mesh_id,
+            held.public_key,
+            signer_public_key=signer_public_key,
+            sign=sign,
+            version=held.version + 1,
+            revoked=revoked,
+            successor=held.successor,
         )
 
     def validate(self) -> None:

@@ -81,7 +81,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         where = "input or output failed" if error.filename is None else str(error.filename)
         _end(error, f"{where}: {error.strerror or error}", 1, debug=debug)
-    except Exception as error:
+    except Exception as error:  # our own bug: nothing goes on after it, the process ends here with one line
         if arguments[:1] == ["run"]:
             raise
         _end(error, f"internal error: {type(error).__name__}: {error}; --debug shows where", 1, debug=debug)

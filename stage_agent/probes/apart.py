@@ -6,14 +6,13 @@ numpy stayed with every node although only a coordinator needs it.
 
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from config.errors import StagemeshError
 from config.settings import ProbeSettings
+from stage_agent.probes.child import BenchmarkFailed, output_of
 
 _PROGRAM, _ACCELERATORS_PROGRAM = "stage_agent.probes.benchmark", "stage_agent.probes.opencl"
 _ROOT = Path(__file__).parents[2]
@@ -21,11 +20,6 @@ _GRACE_S = 30.0
 """For the interpreter's start and the system's answers, on a machine that does other things."""
 _ACCELERATORS_S = 60.0
 """The first compilation for a device takes seconds; a driver that hangs must not keep a daemon from starting."""
-_MAX_OUTPUT = 65_536
-
-
-class BenchmarkFailed(StagemeshError):  # noqa: N818 - named like the other failures of measurements
-    """The child gave no figures; nothing was kept."""
 
 
 def benchmark_apart(probe: ProbeSettings) -> dict[str, Any]:
@@ -47,23 +41,11 @@ def _apart(program: str, asked: str, limit_s: float) -> Any:
     """Run one of our modules as a program: ``asked`` on its stdin, JSON on its stdout."""
     # -P: a package called numpy in the directory where the daemon was started is not ours.
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-P", "-m", program]
+    said = output_of(
+        "the benchmark", command, limit_s=limit_s, asked=asked, environment={**os.environ, "PYTHONPATH": path}
+    )
     try:
-        done = subprocess.run(  # noqa: S603 - our own program, no arguments of others
-            [sys.executable, "-P", "-m", program],
-            input=asked.encode(),
-            capture_output=True,
-            check=False,
-            timeout=limit_s,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except OSError as error:
-        raise BenchmarkFailed(f"the benchmark did not start: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise BenchmarkFailed(f"the benchmark did not end within {error.timeout:.0f} s") from error
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise BenchmarkFailed(f"the benchmark ended with {done.returncode}: {last[0][:200]}")
-    try:
-        return json.loads(done.stdout[:_MAX_OUTPUT])
+        return json.loads(said)
     except ValueError as error:
         raise BenchmarkFailed("the benchmark's figures cannot be read") from error

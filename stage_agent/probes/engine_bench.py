@@ -6,21 +6,15 @@ prefill really gets.
 """
 
 import json
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from config.errors import StagemeshError
 from config.settings import ProbeSettings
+from stage_agent.probes.child import BenchmarkFailed, output_of
 
 _LIMIT_S = 300.0
 _PROMPT_TOKENS, _TOKENS = 512, 32
-_MAX_OUTPUT = 1_000_000
 _MAX_FIGURE = 2**53
-
-
-class EngineBenchFailed(StagemeshError):  # noqa: N818 - named like the other failures of engines
-    """The engine's benchmark gave no figures; nothing was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +29,17 @@ class EngineFigures:
 def run_engine_bench(probe: ProbeSettings) -> EngineFigures:
     """Run ``probe.engine_bench`` on ``probe.engine_bench_model``; blocks for as long as the engine takes (limit 300 s).
 
-    Raises ``EngineBenchFailed`` when it cannot be started, fails, takes longer, or does not say both figures.
+    Raises ``BenchmarkFailed`` when it cannot be started, fails, takes longer, or does not say both figures.
     """
     command = [
         *(probe.engine_bench, "-m", probe.engine_bench_model, "-o", "json"),
         *("-p", str(_PROMPT_TOKENS), "-n", str(_TOKENS)),
     ]
-    try:
-        done = subprocess.run(  # noqa: S603 - the operator names the program in the settings
-            command, capture_output=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except OSError as error:
-        raise EngineBenchFailed(f"{command[0]}: {error.strerror}; set [probe] engine_bench to the program") from error
-    except subprocess.TimeoutExpired as error:
-        raise EngineBenchFailed(f"{command[0]} did not end within {_LIMIT_S:.0f} s; give it a smaller model") from error
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise EngineBenchFailed(f"{command[0]} failed with {done.returncode}: {last[0][:200]}")
-    return parse_llama_bench(done.stdout[:_MAX_OUTPUT])
+    return parse_llama_bench(output_of(f"[probe] engine_bench = {probe.engine_bench!r}", command, limit_s=_LIMIT_S))
 
 
 def parse_llama_bench(output: bytes) -> EngineFigures:
-    """The figures from ``llama-bench -o json``; raises ``EngineBenchFailed`` when they are not there or not possible."""
+    """The figures from ``llama-bench -o json``; raises ``BenchmarkFailed`` when they are not there or not possible."""
     try:
         rows = json.loads(output)
         decode = next(row for row in rows if row["n_gen"] and not row["n_prompt"])
@@ -67,7 +50,7 @@ def parse_llama_bench(output: bytes) -> EngineFigures:
             engine=f"llama-bench {decode.get('build_number', '?')} {decode.get('backends', '')}".strip()[:64],
         )
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError) as error:
-        raise EngineBenchFailed(
+        raise BenchmarkFailed(
             f"the engine's benchmark gave no usable figures ({error!r}); is it llama-bench?"
         ) from error
     return figures

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from protocol.rows import DeviceFact
-from stage_agent.probes.apart import BenchmarkFailed, accelerators_apart, benchmark_apart
+from stage_agent.probes.apart import accelerators_apart, benchmark_apart
 from stage_agent.probes.cache import load_accelerators, load_benchmark, store_accelerators, store_benchmark
+from stage_agent.probes.child import BenchmarkFailed
 from stage_agent.probes.devices import MAX_DEVICES, nvidia_devices
 from stage_agent.probes.engine_bench import run_engine_bench
 from stage_agent.probes.host import available_memory_bytes, detected_memory_bytes, processor_name

@@ -8,7 +8,6 @@ import hashlib
 import os
 import statistics
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from stage_agent.artifacts.partial_file import PartialFile
 from stage_agent.artifacts.store import hash_file
 from stage_agent.model_source import open_model
 from tests.bench import test_transport as transport
+from tests.bench.rows import append, percentile
 from tests.bench.test_transport import Far, two
 from tests.fixtures_model import TensorSpec, gguf_bytes, metadata, tensors
 from tests.integration.artifact_mesh import Holder, assignment_of, row_of
@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 MIB = 1_048_576
 SIZE_MIB = 192
 ROUNDS = 4
-RESULTS = Path(__file__).parent / "results" / "artifacts.jsonl"
 
 HOLDER = """
 import asyncio, json, resource, sys
@@ -74,14 +73,6 @@ async def main():
 
 uvloop.run(main())
 """
-
-
-def record(name, **figures):
-    kept, transport.RESULTS = transport.RESULTS, RESULTS
-    try:
-        transport.record(name, **figures)
-    finally:
-        transport.RESULTS = kept
 
 
 def model(tmp_path, mib):
@@ -150,10 +141,10 @@ def test_a_verified_transfer_beside_a_bare_tls_copy(tmp_path):
         far_cpu = far.stop()
         bare.stop()
         ratio = statistics.median(ours) / statistics.median(theirs)
-        record(
-            "artifact_over_bare_tls_copy", file_mib=SIZE_MIB, ours_mib_per_s=statistics.median(ours),
+        append(
+            "artifacts", "artifact_over_bare_tls_copy", file_mib=SIZE_MIB, ours_mib_per_s=statistics.median(ours),
             bare_mib_per_s=statistics.median(theirs), ratio=ratio, first_with_hashing_s=first_s,
-            loop_late_p99_ms=transport.percentile(late_ms, 0.99), loop_late_max_ms=max(late_ms), receiver_cpu_ms_per_mib=statistics.median(cpu), holder_cpu_ms_per_mib=far_cpu * 1_000 / SIZE_MIB / ROUNDS,
+            loop_late_p99_ms=percentile(late_ms, 0.99), loop_late_max_ms=max(late_ms), receiver_cpu_ms_per_mib=statistics.median(cpu), holder_cpu_ms_per_mib=far_cpu * 1_000 / SIZE_MIB / ROUNDS,
         )  # fmt: skip
         assert ratio >= 0.7
 
@@ -177,4 +168,10 @@ def test_hashing_and_storing_without_a_network(tmp_path):
     resumed = PartialFile(tmp_path, sha256, len(content))
     resuming = SIZE_MIB / (time.monotonic() - begun)
     assert resumed.complete
-    record("artifact_disk", hash_mib_per_s=hashing, hash_and_write_mib_per_s=storing, resume_check_mib_per_s=resuming)
+    append(
+        "artifacts",
+        "artifact_disk",
+        hash_mib_per_s=hashing,
+        hash_and_write_mib_per_s=storing,
+        resume_check_mib_per_s=resuming,
+    )

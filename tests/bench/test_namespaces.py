@@ -5,16 +5,14 @@ Results are appended to ``results/namespaces.jsonl``; needs root, skipped elsewh
 """
 
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.bench.rows import append, percentile
 from tests.namespaces.lab import lab, wait, why_not, wire_ms
 from tests.namespaces.test_mesh import WAN, doubted, met, rtt_ms, settled, start
 
@@ -23,27 +21,8 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces are there"),
 ]
-RESULTS = Path(__file__).parent / "results" / "namespaces.jsonl"
 SECONDS = 8
 ERROR_MAX_MS = 2.0
-
-
-def record(name, **figures):
-    line = {
-        "name": name,
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        **{key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()},
-    }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(f"\n{line}")
-
-
-def percentile(values, share):
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def talk(net):
@@ -78,8 +57,8 @@ def test_round_trip_bulk_and_heartbeats_over_a_link(tmp_path, shape):
     idle = [value for value in seen["idle_ms"] if value is not None]
     busy = [value for value in seen["busy_ms"] if value is not None]
     true_ms = 2 * shape.get("delay_ms", 0)
-    record(
-        "link", set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
+    append(
+        "namespaces", "link", set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
         min_ms=min(idle), median_ms=statistics.median(idle), error_ms=min(idle) - true_ms,
         bulk_mib_per_s=seen["bulk_mib_per_s"], heartbeat_p50_ms=percentile(busy, 0.5),
         heartbeat_p99_ms=percentile(busy, 0.99), lost_idle=len(seen["idle_ms"]) - len(idle),
@@ -105,8 +84,8 @@ def test_three_agents_over_a_lossy_wan(tmp_path):
         noticed_s = wait("the mute host is noticed", lambda: doubted(one, three) and doubted(two, three), 40)
         net.shape(WAN)
         healed_s = wait("whole again", lambda: met(*net.hosts), 60)
-    record(
-        "agents", settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
+    append(
+        "namespaces", "agents", settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
         hub_adds_ms=hub_ms, one_way_drop_noticed_s=noticed_s, healed_s=healed_s,
     )  # fmt: skip
     assert max(errors) - hub_ms <= ERROR_MAX_MS

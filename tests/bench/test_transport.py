@@ -5,9 +5,6 @@ Results are appended to ``results/transport.jsonl`` with the machine's condition
 
 import asyncio
 import itertools
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,31 +16,12 @@ import pytest
 from protocol.messages import Ping
 from protocol.quic.interface import MessageReceived
 from protocol.quic.tls import LaneContexts
+from tests.bench.rows import append, percentile
 from tests.integration.transport_mesh import Node, identities, mesh, now_us, run, running
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
-RESULTS = Path(__file__).parent / "results" / "transport.jsonl"
 MIB = 1_048_576
 CHUNK = bytes(MIB)
-
-
-def record(name, **figures):
-    RESULTS.parent.mkdir(exist_ok=True)
-    line = {
-        "name": name,
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        **{key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()},
-    }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(f"\n{line}")
-
-
-def percentile(values, share):
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 FAR_SIDE = """
@@ -206,7 +184,8 @@ def test_bulk_reaches_seventy_percent_of_a_bare_tls_copy_side_by_side(tmp_path):
         far.stop()
         bare.stop()
         ratio = statistics.median(ours) / statistics.median(theirs)
-        record(
+        append(
+            "transport",
             "bulk_over_bare_tls",
             ours_mib_per_s=statistics.median(ours),
             bare_mib_per_s=statistics.median(theirs),
@@ -255,8 +234,8 @@ def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path, pace_mib_per_
         far.stop()
         lost = busy.count(None)
         times = [value for value in busy if value is not None]
-        record(
-            "heartbeat_during_bulk",
+        append(
+            "transport", "heartbeat_during_bulk",
             pace_mib_per_s=pace_mib_per_s,
             idle_p50_ms=percentile([v for v in idle if v], 0.5), p50_ms=percentile(times, 0.5),
             p95_ms=percentile(times, 0.95), p99_ms=percentile(times, 0.99), lost=lost, bulk_mib_per_s=rate,
@@ -293,8 +272,8 @@ def test_the_conditioners_round_trip_error_is_small(tmp_path, loop):
                 times = [value for value in times if value is not None]
                 errors[rtt] = (min(times) - rtt, statistics.median(times) - rtt)
         far.stop()
-        record(
-            "conditioner_rtt_error", loop=loop, unshaped_ms=unshaped, unshaped_sparse_ms=statistics.median(sparse),
+        append(
+            "transport", "conditioner_rtt_error", loop=loop, unshaped_ms=unshaped, unshaped_sparse_ms=statistics.median(sparse),
             **{f"at_{rtt}_ms_min_median": [round(value, 2) for value in pair] for rtt, pair in errors.items()},
         )  # fmt: skip
         # The minimum is what links are judged by. The median also holds what a sparse echo costs without any shaping.
@@ -322,8 +301,8 @@ def test_cpu_per_echo(tmp_path, lane):
             cpu = (time.process_time() - cpu) / count
         far_cpu = far.stop()
         times = [value for value in times if value is not None]
-        record(
-            "cpu_per_echo", lane=lane, near_ms=cpu * 1_000, far_total_s=far_cpu, p50_ms=percentile(times, 0.5),
+        append(
+            "transport", "cpu_per_echo", lane=lane, near_ms=cpu * 1_000, far_total_s=far_cpu, p50_ms=percentile(times, 0.5),
             p99_ms=percentile(times, 0.99), lost=count - len(times),
         )  # fmt: skip
         assert len(times) > count * 0.99
@@ -342,8 +321,8 @@ def test_handshakes_per_second_and_memory_per_connection():
                 other.transport.dial(hub.address, hub.id)
             while len(hub.transport.connected) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-            record(
-                "handshakes_in_one_process", connections=count, seconds=time.monotonic() - begun,
+            append(
+                "transport", "handshakes_in_one_process", connections=count, seconds=time.monotonic() - begun,
                 cpu_ms_per_connection_both_sides=(time.process_time() - cpu) / count * 1_000,
             )  # fmt: skip
 

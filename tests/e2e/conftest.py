@@ -40,14 +40,15 @@ def logs(mesh: DemoMesh) -> Iterator[tuple[str, str]]:
 def told(mesh: DemoMesh) -> Iterator[None]:
     """Failures inside show the agents' logs: those of a set-up are gone with the mesh before pytest reports it."""
     MESHES.append(mesh)
+    completed = False
     try:
         yield
-    except Exception:
-        for title, text in logs(mesh):
-            print(f"---- {title}\n{text}")
-        raise
+        completed = True
     finally:
         MESHES.remove(mesh)
+        if not completed:
+            for title, text in logs(mesh):
+                print(f"---- {title}\n{text}")
 
 
 @pytest.hookimpl(wrapper=True)

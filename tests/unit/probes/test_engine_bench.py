@@ -49,7 +49,7 @@ def test_the_program_is_asked_for_both_and_for_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("sys.stderr.write('one\\nno such model\\n'); sys.exit(2)", "failed with 2: no such model"),
+        ("sys.stderr.write('one\\nno such model\\n'); sys.exit(2)", "ended with 2: no such model"),
         ("sys.exit(2)", "it said nothing"),
         ("print('llama_print_timings')", "no usable figures"),
         ("print('[]')", "no usable figures"),
