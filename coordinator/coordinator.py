@@ -319,6 +319,11 @@ class Coordinator:
             settled=self._barrier.settled(now_us),
             plannable=plannable,
             left_out=left_out,
+            reserve=frozenset(
+                node_id
+                for node_id, why in left_out.items()
+                if why == "settling" and self._barrier.in_reserve(node_id, now_us)
+            ),
             excluded=self._excluded,
             held_bytes=added(holdings.values()),
             firm_bytes=added(firm),

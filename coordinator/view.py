@@ -6,7 +6,7 @@ held until the signal leaves its ±10 % band, so noise inside a bucket *or at it
 hash, and with it never the plan (DESIGN §10). Capacities are not held: a capacity change always counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,6 +93,21 @@ class ClusterView:
             for fact in member.row.stages:
                 terms += [epoch.term for epoch in (fact.promised, fact.accepted, fact.active) if epoch is not None]
         return max(terms)
+
+
+def partners(members: Iterable[MemberFacts], self_id: NodeId) -> frozenset[NodeId]:
+    """Whom this node shares a plan with, as stage or coordinator: the links that a replacement must know.
+
+    A mesh too large to measure every pair measures these (without them a lost stage of 100 nodes was replaced after 84 s,
+    when the grace for survivors that are "not settled" had passed; with them after 9).
+    """
+    groups: dict[str, set[NodeId]] = {}
+    for member in members:
+        for fact in member.row.stages if member.connected else ():
+            epoch = fact.active or fact.accepted
+            if epoch is not None:
+                groups.setdefault(fact.slot, set()).update((member.node_id, NodeId(epoch.node_id)))
+    return frozenset(node for group in groups.values() if self_id in group for node in group) - {self_id}
 
 
 class SignalQuantiser:

@@ -44,6 +44,8 @@ class Moment:
     plannable: frozenset[NodeId]
     left_out: Mapping[NodeId, str] = field(default_factory=dict)
     """Connected members that may not be planned now, and why."""
+    reserve: frozenset[NodeId] = frozenset()
+    """Of those, whoever only has to settle after flaps and may be planned where there is no plan without it."""
     excluded: frozenset[NodeId] = frozenset()
     held_bytes: Mapping[NodeId, int] = field(default_factory=dict)
     """What all other slots hold …"""
@@ -61,9 +63,11 @@ def problem_terms(
     culprits: Mapping[NodeId, str],
     *,
     running: RunningPlan | None,
+    reserve: frozenset[NodeId] = frozenset(),
 ) -> ProblemTerms:
-    """What the planner is asked for one slot."""
-    excluded = {**moment.left_out, **culprits, **dict.fromkeys(moment.excluded, "excluded")}
+    """What the planner is asked for one slot. ``reserve``: planned although it is left out."""
+    left_out = {node_id: why for node_id, why in moment.left_out.items() if node_id not in reserve}
+    excluded = {**left_out, **culprits, **dict.fromkeys(moment.excluded, "excluded")}
     return ProblemTerms(
         model=spec.package,
         planner=settings.planner,

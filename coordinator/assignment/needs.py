@@ -46,7 +46,8 @@ def need_of(
     is then decided by the participant hash.
     """
     running, now_us = watch.running, moment.now_us
-    if locked is not None and any(NodeId(stage.node_id) not in moment.plannable for stage in locked.stages):
+    able = moment.plannable | moment.reserve
+    if locked is not None and any(NodeId(stage.node_id) not in able for stage in locked.stages):
         return None
     if running is None:
         return "initial" if moment.settled else None
@@ -57,7 +58,7 @@ def need_of(
         if now_us < watch.broken_since_us + settings.loss_replan_delay_us:
             return None
         waited = now_us >= watch.broken_since_us + settings.withdraw_grace_us
-        return "deferred" if unsure and not waited else "broken"
+        return "deferred" if not moment.reserve.issuperset(unsure) and not waited else "broken"
     if locked is not None:
         return None
     if roll_back:

@@ -8,7 +8,8 @@ Level-triggered: every input updates what is known, then ``step`` looks at every
 3. A planning round starts when one is needed and nothing forbids it:
    *initial*: no plan, view settled; *broken*: ``loss_replan_delay_us`` after the loss, without waiting for the barrier,
    but waiting for survivors that are connected and not yet plannable again; *changed*: the participant hash differs, the
-   view is settled, the running plan has dwelt. An unchanged hash starts nothing.
+   view is settled, the running plan has dwelt. An unchanged hash starts nothing. What is refused without the nodes that
+   are left out for their past is asked once more with those among them that waited for a part of it.
 4. A broken plan without replacement is withdrawn ``withdraw_grace_us`` after the loss; a locked one is never replaced.
 """
 
@@ -27,19 +28,19 @@ from coordinator.assignment.effects import (
     PersistTerm,
     Publish,
 )
+from coordinator.assignment.inquiry import Inquiry, Question
 from coordinator.assignment.measured import Measured
-from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings, problem_terms
+from coordinator.assignment.moment import Moment, ServedModelSpec, SlotSettings
 from coordinator.assignment.needs import need_of, recheck_at_us, rollback_due
 from coordinator.assignment.rounds import Conclusion, Judgement, PlanningRound, timeless_hash
 from coordinator.assignment.running import RunningPlan
 from coordinator.assignment.upkeep import retire_all, retire_left_out
 from coordinator.assignment.watch import PlanWatch
 from coordinator.election.campaign import Campaign
-from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import LockedTopology
 from coordinator.replan import Observation
-from coordinator.view import SignalQuantiser, build_problem
+from coordinator.view import SignalQuantiser
 from protocol.ballots import BallotReply
 from protocol.ids import NodeId, Term
 
@@ -82,14 +83,15 @@ class SlotCoordinator:
         self._campaign: Final = campaign
         self._next_request_id: Final = next_request_id
         self.culprits: Final = Culprits(settings.assignment)
-        self._quantiser: Final = self.quantiser_type()
+        self._inquiry: Final = Inquiry(self.quantiser_type)
+        self._asked: Question | None = None  # behind the round in flight
         self._rejected: set[str] = set()
         self._term_persisted = False
         self._attempt_since_us = 0
         self._attempt_round_hash = ""
         self._begun: Decision | None = None  # behind the attempt in flight
         self._planned_timeless = ""
-        self._refused_hash = ""
+        self._blamed_us = 0
         self._deferred = False
         self._round_not_before_us = 0
         self._recheck_at_us: int | None = None
@@ -162,7 +164,8 @@ class SlotCoordinator:
 
     def reconsider(self) -> None:
         """Forget what was considered or refused: a round may start."""
-        self.participant_hash, self._refused_hash, self._round_not_before_us = "", "", 0
+        self._inquiry.forget()
+        self.participant_hash, self._round_not_before_us = "", 0
         self.needs_room, self._check_at_us = False, 0
 
     def validate(self) -> None:
@@ -264,9 +267,10 @@ class SlotCoordinator:
         since_us = self.watch.broken_since_us
         if since_us is None:
             return []
-        if since_us == moment.now_us:
-            self._deferred = False
-            for node_id, why in self.watch.failed_here().items():
+        if since_us == moment.now_us != self._blamed_us:
+            # Once for each time it broke: after a stall many inputs come at one moment.
+            self._deferred, self._blamed_us = False, since_us
+            for node_id, why in self.watch.failed_here(moment.view).items():
                 self.culprits.blame(node_id, why, moment.now_us)
         over = moment.now_us >= since_us + self.settings.assignment.withdraw_grace_us
         return self.withdraw("no replacement within the grace", moment) if over and not self.busy else []
@@ -295,12 +299,10 @@ class SlotCoordinator:
             self._deferred = True
             return [self._decided(moment, "deferred", "a surviving stage's node is not settled yet")]
         self._check_at_us = now_us + (HEALTHY_CHECK_INTERVAL_US if need == "changed" else CHECK_INTERVAL_US)
-        culprits = self.culprits.current(now_us)
-        terms = problem_terms(self.spec, self.settings, moment, culprits, running=self.running)
-        problem = build_problem(moment.view, terms, self._quantiser)
-        participant_hash = participant_set_hash(problem)
-        if need in {"initial", "broken"} and participant_hash == self._refused_hash:
+        asked = self._inquiry.ask(need, self.spec, self.settings, moment, self.culprits, running=self.running)
+        if asked is None:
             return []
+        participant_hash = asked.participant_hash
         recheck = self._recheck_at_us is not None and now_us >= self._recheck_at_us
         evaluated = self.running is not None and self.running.plan is not None
         if need == "changed" and participant_hash == self.participant_hash and evaluated and not recheck:
@@ -311,14 +313,13 @@ class SlotCoordinator:
         self.round = PlanningRound(
             slot=self.spec.slot,
             need=need,
-            problem=problem,
+            problem=asked.problem,
             running=self.running,
             next_request_id=self._next_request_id,
-            timings_only=timeless_hash(problem) == self._planned_timeless,
-            roomier=None
-            if moment.firm_bytes == moment.held_bytes
-            else build_problem(moment.view, replace(terms, held_bytes=moment.firm_bytes), self._quantiser),
+            timings_only=timeless_hash(asked.problem) == self._planned_timeless,
+            roomier=asked.roomier,
         )
+        self._asked = asked
         return list(self.round.start())
 
     def _judgement(self, planning: PlanningRound, moment: Moment) -> Judgement:
@@ -340,7 +341,9 @@ class SlotCoordinator:
         if answer.plan is not None:
             return self._place(concluded, answer, answer.plan, moment)
         if answer.refused is not None:
-            self.refused, self._refused_hash = answer.refused, concluded.participant_hash
+            self.refused = answer.refused
+            if self._asked is not None:
+                self._inquiry.refused(self._asked)
             self.needs_room = answer.fits_in_more_room
             if self.running is not None and not self.watch.health.broken:
                 self.participant_hash = concluded.participant_hash
@@ -361,7 +364,8 @@ class SlotCoordinator:
         return effects if said == self._kept else [*effects, Decided(kept)]
 
     def _place(self, concluded: PlanningRound, answer: Conclusion, plan: Plan, moment: Moment) -> list[Effect]:
-        if any(NodeId(stage.node_id) not in moment.plannable for stage in plan.stages):
+        able = moment.plannable | moment.reserve
+        if any(NodeId(stage.node_id) not in able for stage in plan.stages):
             return []  # the view moved on while the planner was at work; the next step starts another round
         running = self.running
         if concluded.need == "rollback" and running is not None:

@@ -11,7 +11,8 @@ from coordinator.assignment.effects import Decided, Decision, Effect, Route
 from coordinator.assignment.moment import Moment, ServedModelSpec
 from coordinator.assignment.running import Health, RunningPlan, adopt, health, shows
 from coordinator.assignment.upkeep import Strays, keepalives
-from protocol.fencing import NO_EPOCH, PlanEpoch
+from coordinator.view import ClusterView
+from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
 from protocol.ids import NodeId
 
 
@@ -94,14 +95,23 @@ class PlanWatch:
                 effects += self._strays.clear(spec.slot, self.running, moment.view, claim, moment.now_us)
         return effects
 
-    def failed_here(self) -> dict[NodeId, str]:
-        """Stages that failed in a live process, for the culprits; what this coordinator retired itself is no failure."""
-        own_fault = {"stage_failed", "not_serving"}
+    def failed_here(self, view: ClusterView) -> dict[NodeId, str]:
+        """Stages that failed in a live process, for the culprits.
+
+        What a coordinator took away is no failure of the node: this one's own retirement, or another's newer ballot.
+        """
         return {
             node_id: why
             for node_id, why in self.health.lost.items()
-            if why in own_fault and node_id not in self._retired
+            if node_id not in self._retired
+            and (why == "stage_failed" or (why == "not_serving" and not self._promised_away(node_id, view)))
         }
+
+    def _promised_away(self, node_id: NodeId, view: ClusterView) -> bool:
+        member = view.members.get(node_id)
+        fact = None if member is None or self.running is None else member.fact(self.running.slot)
+        promised = None if fact is None or fact.promised is None else epoch_from_wire(fact.promised)
+        return promised is not None and self.running is not None and promised > self.running.ballot
 
     def route(self, node_id: NodeId | None, running: RunningPlan) -> list[Effect]:
         """Say where requests go, once per change."""

@@ -7,6 +7,9 @@ that flaps is not counted until its own longer wait is over, so it holds nobody 
 of the set: their noise never restarts the wait; a capacity change does.
 
 A flap is a return: gone and back, or another process start. A clean leave is none.
+
+Where a model has no plan without them, nodes that flapped may be asked after a ``NEED_SHARE``-th of their wait, but no
+sooner than a node that never did: damping protects what serves, and there nothing does.
 """
 
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from config.settings import ElectionSettings
 from coordinator.view import ClusterView, MemberFacts
 from protocol.ids import NodeId
 
+NEED_SHARE = 8
+"""So many times shorter are the waits of nodes without which nothing can be placed: 75 s at most with the defaults."""
 MAX_FLAPS = 32
 """Counting stops here; the wait is capped long before."""
 
@@ -81,6 +86,14 @@ class SettleBarrier:
             presence is not None and presence.connected and now_us >= self._plannable_at_us(node_id, presence, now_us)
         )
 
+    def in_reserve(self, node_id: NodeId, now_us: int) -> bool:
+        """Connected for long enough to be asked where nothing can be placed without it."""
+        presence = self._presence.get(node_id)
+        if presence is None or not presence.connected:
+            return False
+        wait_us = max(self._settings.settle_us, self._wait_us(node_id, now_us) // NEED_SHARE)
+        return now_us >= presence.since_us + wait_us
+
     def counts(self, node_id: NodeId, now_us: int) -> bool:
         """Part of the counted set: connected, and either never flapped or settled again."""
         presence = self._presence.get(node_id)
@@ -124,8 +137,11 @@ class SettleBarrier:
         return not member.conflict and member.row.status == "running" and self.counts(node_id, now_us)
 
     def _plannable_at_us(self, node_id: NodeId, presence: _Presence, now_us: int) -> int:
+        return presence.since_us + self._wait_us(node_id, now_us)
+
+    def _wait_us(self, node_id: NodeId, now_us: int) -> int:
         doubled = self._settings.settle_us << self.flaps(node_id, now_us)
-        return presence.since_us + min(doubled, max(self._settings.settle_max_us, self._settings.settle_us))
+        return min(doubled, max(self._settings.settle_max_us, self._settings.settle_us))
 
     @staticmethod
     def _identity(member: MemberFacts) -> CountedMember:

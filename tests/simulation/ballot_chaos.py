@@ -4,7 +4,8 @@ python -m tests.simulation.ballot_chaos SEED [short]         replays a seed and 
 python -m tests.simulation.ballot_chaos SEED [short] keep    prints its scenario, to be kept as a file
 python -m tests.simulation.ballot_chaos FILE                 replays a kept scenario
 
-*Converged* means: one coordinator in the eyes of every node, one whole plan per model, and nothing else serving anywhere.
+*Converged* means: one coordinator in the eyes of every node, one whole plan per model, loaded and serving by each agent's
+own word whatever the coordinator's view still shows, and nothing else serving anywhere.
 After healing that must be so within 30 s, in which moments do not count while the program's own back-off stands against a
 node that is needed: nodes that flapped settle for 8 s × 2^flaps, nodes that failed a load are left out for a minute.
 ``Outcome`` tells both figures, with and without such waits.

@@ -205,6 +205,15 @@ class Checkers:
                 return f"{item.slot}: {item.ballot} serves, but also {stray}"
             if set(serving) != set(item.nodes):
                 return f"{item.slot}: {sorted(serving)} serve, the plan has {sorted(item.nodes)}"
+            # A record outlives the load: the coordinator may not have heard yet that a stage died or its node restarted.
+            idle = {
+                process.node_id: fact.state
+                for process in live
+                for fact in process.agent.facts(process.now_us)
+                if process.node_id in serving and fact.slot == item.slot and fact.state != "serving"
+            }
+            if idle:
+                return f"{item.slot}: {item.ballot} is not loaded: {idle}"
         return ""
 
 

@@ -8,7 +8,7 @@ from coordinator.assignment import effects as chief
 from coordinator.assignment.moment import ServedModelSpec
 from coordinator.coordinator import Coordinator
 from coordinator.planner.planning import plan
-from coordinator.view import facts_of
+from coordinator.view import facts_of, partners
 from protocol.codec import decode, encode
 from protocol.ids import Instance, NodeId
 from protocol.membership import MemberChanged
@@ -80,6 +80,7 @@ class WholePort(MembershipPort):
             self.publish_whole()
         facts = tuple(facts_of(member) for member in self.core.members().values())
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
+        self.core.request_measurements(partners(facts, NodeId(self.name)))
         self.carry(self.coordinator.on_members(facts, self.now_us))
         self.coordinator.validate()
         self.agent.validate()

@@ -69,7 +69,7 @@ def test_no_invariant_breaks_and_every_mesh_converges_after_healing(short):
 def test_scenarios_that_failed_once_pass(path):
     scenario = read_scenario(path)
     assert scenario.why
-    run_scenario(scenario)
+    assert run_scenario(scenario).healed_us <= 30 * SECOND, "with every back-off counted"
 
 
 def test_a_scenario_reads_as_it_was_written(tmp_path):

@@ -3,11 +3,13 @@
 import itertools
 
 from coordinator.assignment.moment import ServedModelSpec
-from protocol.fencing import PlanEpoch
+from protocol.ballots import Abort, Prepare, Retire
+from protocol.codec import encode
+from protocol.fencing import PlanEpoch, epoch_to_wire
 from protocol.ids import NodeId, Slot
 from stage_agent.stage import effects as stage
-from tests.simulation.ballot_mesh import BallotMesh
-from tests.simulation.test_ballots_reports import A, B, C, D, decided, kill, leader, mesh, model, run, slot
+from tests.simulation.ballot_mesh import SECOND, BallotMesh
+from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, decided, kill, leader, mesh, model, run, slot
 
 
 def blink(made: BallotMesh, nodes: set[NodeId], seconds: int, every_s: int = 7) -> None:
@@ -76,14 +78,79 @@ def test_a_node_that_fails_its_load_is_left_out_at_once_when_others_can_do_it():
     assert f"{B} refused to stage: load_failed (out of luck)" in failed
 
 
-def test_a_node_that_fails_every_load_is_tried_again_after_longer_and_longer_waits():
+def test_a_node_that_fails_every_load_is_tried_again_after_longer_and_longer_waits_where_nothing_serves_without_it():
     made = mesh({A: 8, B: 8}, 10)
     broken_engine(made, B)
     run(made, 1_000)
     failures = [float(line.split()[0]) for line in decided(made, "attempt_failed")]
-    waits = [round(later - earlier) for earlier, later in itertools.pairwise(failures)]
-    assert [wait // 60 for wait in waits] == [1, 2, 4, 8]
+    waits = [later - earlier for earlier, later in itertools.pairwise(failures)]
+    expected = [7.5, 15, 30, 60, 75, 75]
+    assert all(least <= wait < least + 5 for least, wait in zip(expected, waits, strict=False)), waits
+    assert len(waits) >= len(expected)
     assert slot(made).refused is not None, "meanwhile it is said that the model does not fit"
+
+
+def test_a_coordinator_that_wakes_up_blames_a_failure_once_however_much_it_finds_waiting():
+    made = mesh({A: 8, B: 8, C: 8}, 10)
+    run(made, 30)
+    chief, before = leader(made), slot(made)
+    victim = made.processes[next(node_id for node_id in before.nodes if node_id != chief.node_id)][0]
+    chief.frozen_until_us = made.now_us + 5 * SECOND
+    made.run_in(victim, lambda: victim.die(*next(iter(victim.loads))))
+    run(made, 20)
+    assert slot(made).routable
+    assert list(slot(made).left_out) == [victim.node_id]
+    run(made, 60)
+    assert not slot(made).left_out, "a first failure is over after a minute"
+
+
+def test_a_node_is_not_blamed_for_what_another_coordinators_newer_ballot_took_from_it():
+    made = mesh({A: 8, B: 8}, 10)
+    run(made, 30)
+    before, worker = slot(made), next(node_id for node_id in slot(made).nodes if node_id != leader(made).node_id)
+    process, newer = made.processes[worker][0], before.ballot._replace(term=before.ballot.term + 1, node_id=worker)
+    claim = epoch_to_wire(newer)
+    for message in (
+        Prepare(ballot=claim, slot=SLOT, participant_set_hash="0" * 64, force=True),
+        Retire(ballot=epoch_to_wire(before.ballot), slot=SLOT, superseded_by=claim),
+        Abort(ballot=claim, slot=SLOT, reason="thought better of it"),
+    ):
+        made.run_in(process, lambda message=message: process.receive(worker, encode(message)))
+    run(made, 2)
+    assert slot(made).lost == {worker: "not_serving"}
+    assert not slot(made).left_out
+    run(made, 15)
+    assert slot(made).routable
+
+
+def test_nodes_that_flapped_serve_soon_where_there_is_no_plan_without_them():
+    made = mesh({A: 8, B: 8}, 10)
+    run(made, 30)
+    other = next(node_id for node_id in (A, B) if node_id != leader(made).node_id)
+    for _ in range(4):
+        kill(made, other)
+        run(made, 8)
+        made.start(other)
+        run(made, 2)
+    chief = leader(made)
+    left_out = chief.coordinator.snapshot(chief.now_us).left_out
+    assert left_out[other] == "settling", "128 s by the rule for those that are not needed"
+    run(made, 22)
+    assert slot(made).routable
+
+
+def test_a_node_that_flapped_is_not_asked_while_others_serve():
+    made = mesh({A: 8, B: 8, C: 8}, 10)
+    run(made, 30)
+    spare = next(node_id for node_id in (A, B, C) if node_id not in slot(made).nodes)
+    for _ in range(4):
+        kill(made, spare)
+        run(made, 8)
+        made.start(spare)
+        run(made, 2)
+    before, rounds = slot(made).ballot, made.checkers.rounds
+    run(made, 60)
+    assert (slot(made).ballot, made.checkers.rounds) == (before, rounds)
 
 
 def three_models(made: BallotMesh) -> None:

@@ -50,3 +50,13 @@ def test_a_node_that_is_gone_for_good_needs_no_memory():
     assert culprits.current(1) == {A: "x"}
     culprits.forget_absent(view(member("b")))
     assert culprits.current(1) == {}
+
+
+def test_where_nothing_can_be_placed_without_it_a_node_may_be_asked_after_an_eighth_of_the_wait():
+    culprits, barred_s = Culprits(AssignmentSettings()), []
+    for number in range(6):
+        begun_us = number * 20 * MINUTE
+        culprits.blame(A, "load_failed", begun_us)
+        barred_s.append(next(each for each in range(601) if not culprits.barred(begun_us + each * SECOND)))
+        assert culprits.current(begun_us + barred_s[-1] * SECOND) == {A: "load_failed"}
+    assert barred_s == [8, 15, 30, 60, 75, 75]

@@ -114,3 +114,16 @@ def test_the_next_deadline_is_when_something_settles():
     made.observe(view(member("a")), SECOND)
     assert made.next_deadline(SECOND) == 9 * SECOND
     assert made.next_deadline(9 * SECOND) is None
+
+
+def test_a_node_that_flapped_is_in_reserve_after_an_eighth_of_its_wait_but_not_before_eight_seconds():
+    made, now_us, waits = barrier(), 0, []
+    for _ in range(8):
+        made.observe(view(member("a"), member("b", state="dead")), now_us)
+        made.observe(view(member("a"), member("b")), now_us)
+        waits.append(next(each for each in range(601) if made.in_reserve(B, now_us + each * SECOND)))
+        assert not made.node_settled(B, now_us + waits[-1] * SECOND)
+        now_us += 100 * SECOND
+    assert waits == [8, 8, 8, 16, 32, 64, 75, 75]
+    made.observe(view(member("a"), member("b", state="dead")), now_us)
+    assert not made.in_reserve(B, now_us + 10 * MINUTE)
