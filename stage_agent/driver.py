@@ -15,7 +15,7 @@ from typing import assert_never
 from coordinator.assignment import effects as decided
 from coordinator.coordinator import Coordinator
 from coordinator.replan import Observation
-from coordinator.view import MemberFacts, facts_of
+from coordinator.view import MemberFacts, facts_of, partners
 from protocol.ballots import (
     Abort,
     Activate,
@@ -231,6 +231,7 @@ class Driver:
         members = self.membership.members(now_us)
         facts = tuple(facts_of(member) for member in members.values())
         self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
+        self.membership.request_measurements(partners(facts, self.node_id))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         rows = tuple(each.row for each in facts if each.connected)
         self._serve_wishes(rows, now_us)

@@ -14,7 +14,7 @@ Wiring: every ``Send`` to a peer without a connection may be dropped; ``Dial`` n
 answered by ``spread_admission`` if the statement was accepted. Nothing happens before the first ``publish``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import assert_never
@@ -250,8 +250,11 @@ class Membership:
         self._dialler.add_seed(address, now_us)
         return self._ground.drain(now_us)
 
-    def request_measurements(self, peers: list[NodeId]) -> None:
-        """Keep the RTT to these peers settled although the mesh is large (what the planner asks for); at most 64."""
+    def request_measurements(self, peers: Iterable[NodeId]) -> None:
+        """Keep connected to these peers and the RTT to them settled although the mesh is large; at most 64.
+
+        Replaces the set before. What a mesh of up to 64 nodes does for everybody needs no request.
+        """
         self._prober.request(peers)
 
     def leave(self, now_us: int) -> list[Effect]:

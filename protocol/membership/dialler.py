@@ -142,6 +142,9 @@ class Dialler:
         ground.timers.set("topology", "", now_us + TOPOLOGY_US + ground.jitter(TOPOLOGY_US))
         limit = ground.settings.max_connections
         if not ground.everyone_connects:
+            for node in sorted(ground.requested - ground.connections.keys()):
+                if ground.timers.deadline("dial", node) is None:
+                    ground.timers.set("dial", node, now_us + ground.jitter(EAGER_US))
             missing = limit // 2 - len(ground.connections)
             if missing > 0:
                 candidates = [node for node in ground.table.live_ids() if node not in ground.connections]
@@ -149,7 +152,8 @@ class Dialler:
                     ground.timers.set("dial", node, now_us + ground.jitter(TOPOLOGY_US))
         surplus = len(ground.connections) - limit
         if surplus > 0:
-            for peer in ground.random.sample(list(ground.connections), surplus):
+            spare = [peer for peer in ground.connections if peer not in ground.requested]
+            for peer in ground.random.sample(spare, min(len(spare), surplus)):
                 ground.effects.append(CloseConnection(peer, "connection_limit"))
         self._explore(now_us)
 

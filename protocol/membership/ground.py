@@ -52,6 +52,8 @@ class Ground:
     vivaldi: VivaldiNode
     timers: Timers = field(default_factory=Timers)
     connections: dict[NodeId, Connection] = field(default_factory=dict)
+    requested: frozenset[NodeId] = frozenset()
+    """Peers whose RTT has to stay settled although the mesh is large."""
     effects: list[Effect] = field(default_factory=list)
     now_us: int = 0
     pushed_us: int = -(2**62)

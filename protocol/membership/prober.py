@@ -12,6 +12,7 @@ cost. A link whose RTT has not settled is probed as soon as a sample may settle 
 more often, to keep their RTT settled.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,7 +75,6 @@ class Prober:
         self._relays: dict[int, Relay] = {}
         self._misses: dict[NodeId, int] = {}
         self._retry_us: dict[NodeId, int] = {}
-        self._requested: dict[NodeId, None] = {}
         self._nearest: dict[NodeId, None] = {}
         self._confirms: dict[int, Relay] = {}
         self._out_of_step: set[NodeId] = set()
@@ -105,11 +105,16 @@ class Prober:
 
     def is_sampled(self, target: NodeId) -> bool:
         """Large meshes: probed so rarely that its RTT does not stay settled."""
-        return not (self._ground.everyone_connects or target in self._requested or target in self._nearest)
+        return not (self._ground.everyone_connects or target in self._ground.requested or target in self._nearest)
 
-    def request(self, targets: list[NodeId]) -> None:
-        """Measure these peers often although the mesh is large; replaces the list before, at most ``REQUESTED_MAX``."""
-        self._requested = dict.fromkeys(targets[:REQUESTED_MAX])
+    def request(self, targets: Iterable[NodeId]) -> None:
+        """Measure these peers often although the mesh is large; replaces the set before, at most ``REQUESTED_MAX``."""
+        ground = self._ground
+        wanted = frozenset(sorted(target for target in targets if target != ground.node_id)[:REQUESTED_MAX])
+        for peer in sorted(wanted - ground.requested):
+            if ground.timers.deadline("probe", peer) is not None:
+                ground.timers.set("probe", peer, ground.now_us + ground.jitter(REQUESTED_INTERVAL_US))
+        ground.requested = wanted
 
     def measure_nearest(self) -> None:
         """Large meshes: keep the RTT to the nearest connected peers settled. Who is measured is left for a fifth, no less."""

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
+from config.settings import AssignmentSettings, ElectionSettings, MembershipSettings, PlannerSettings, ReplanSettings
 from coordinator.assignment import effects as chief
 from coordinator.assignment.moment import ServedModelSpec
 from coordinator.coordinator import Coordinator
@@ -179,8 +179,15 @@ class WholePort(MembershipPort):
 class WholeMesh(Mesh):
     """Nodes with the same memory each; one model."""
 
-    def __init__(self, nodes: int, seed: int, memory: int, specs: tuple[ServedModelSpec, ...]) -> None:
-        super().__init__(nodes, seed)
+    def __init__(
+        self,
+        nodes: int,
+        seed: int,
+        memory: int,
+        specs: tuple[ServedModelSpec, ...],
+        settings: MembershipSettings | None = None,
+    ) -> None:
+        super().__init__(nodes, seed, settings=settings)
         self.memory = dict.fromkeys(self.numbers, memory)
         self.specs = specs
         self.load_us, self.unload_us = LOAD_US, SECOND

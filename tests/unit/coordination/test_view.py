@@ -5,7 +5,7 @@ from dataclasses import replace
 from config.settings import PlannerSettings
 from coordinator.planner.memory import usable_bytes
 from coordinator.planner.participants import participant_set_hash
-from coordinator.view import ProblemTerms, SignalQuantiser, build_problem
+from coordinator.view import ProblemTerms, SignalQuantiser, build_problem, partners
 from protocol.ids import NodeId
 from protocol.rows import DeviceFact, ModelFact
 from tests.unit.coordination.builders import GIB, MODEL, ballot, link, member, serving, view
@@ -113,3 +113,17 @@ def test_the_highest_term_of_any_row_is_known():
         view(member("a", max_term=4), member("b", stages=stages), member("c", state="dead", max_term=11)).max_term == 11
     )
     assert view(member("a", max_term=4), member("b", stages=stages)).max_term == 9
+
+
+def test_partners_are_the_nodes_of_the_own_plan_and_its_coordinator():
+    plan, other = ballot(3, "boss"), ballot(2, "elsewhere")
+    members = [
+        member("a", stages=(serving(plan, 0, 4),)),
+        member("b", stages=(serving(plan, 4, 8, 1),)),
+        member("gone", state="dead", stages=(serving(plan, 4, 8, 1),)),
+        member("c", stages=(serving(other, 0, 8, slot="another"),)),
+        member("boss"),
+    ]
+    assert partners(members, NodeId("a")) == {"b", "boss"}
+    assert partners(members, NodeId("boss")) == {"a", "b"}
+    assert partners(members, NodeId("idle")) == frozenset()
