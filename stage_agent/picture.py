@@ -18,6 +18,7 @@ from protocol.orders import OperatorOrder
 from protocol.rows import LinkFact
 from stage_agent.api.snapshot import (
     Event,
+    LeftOutView,
     LinkView,
     MemberView,
     NodeSnapshot,
@@ -223,10 +224,12 @@ class Picture:
         document: Mapping[str, Any] | None = None if published is None else published.document
         phase: str = published.state if published is not None else "idle"
         refusal, participants, routable = None, "", phase == "serving"
+        left_out: tuple[LeftOutView, ...] = ()
         if own is not None and coordinates:
             phase, participants, routable = own.state, own.participant_set_hash, own.routable
             document = document_of(own.plan) if own.plan is not None else document if own.routable else None
             refusal = _refusal(own.refused)
+            left_out = self._left_out(own, coordination)
         elif routable and not self._whole(own, published):
             phase, routable = "degraded", False
         ballot = (
@@ -248,7 +251,22 @@ class Picture:
             reason="" if reason is None else self.driver.narrator.spoken(f"{reason.kind}: {reason.reason}"),
             active_age_us=_age_us(own, ballot, now_us),
             measured_tpot_us=self._measured(name),
+            left_out=left_out,
         )
+
+    def _left_out(self, own: SlotSnapshot, coordination: CoordinatorSnapshot) -> tuple[LeftOutView, ...]:
+        """What the slot holds against a node says more than what the node is."""
+        narrator = self.driver.narrator
+        reasons = {
+            **{node_id: why.replace("_", " ") for node_id, why in coordination.left_out.items()},
+            **{node_id: narrator.spoken(why).replace("_", " ") for node_id, why in own.left_out.items()},
+        }
+        found = (
+            LeftOutView(node_id, narrator.name_of(node_id), why)
+            for node_id, why in reasons.items()
+            if node_id not in own.nodes or node_id in own.left_out
+        )
+        return tuple(sorted(found, key=lambda node: (node.name, node.node_id)))
 
 
 def _by_name(item: tuple[NodeId, Member]) -> tuple[str, str]:

@@ -160,6 +160,7 @@ def _slot_summary(slot: SlotView) -> dict[str, Any]:
         "reason": slot.reason,
         "warning": slot.warning,
         "refusal": dict(slot.refusal) if slot.refusal is not None else None,
+        "left_out": [asdict(node) for node in slot.left_out],
         "active_age_us": slot.active_age_us,
         "modeled_tpot_us": plan.get("modeled", {}).get("decode_tpot_us"),
         "measured_tpot_us": slot.measured_tpot_us,

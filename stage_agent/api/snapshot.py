@@ -75,6 +75,16 @@ class LinkView:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutView:
+    """A connected node that a slot's plan may not use now."""
+
+    node_id: str
+    name: str
+    reason: str
+    """In words: what the node is (``settling``, ``draining``, …) or how it failed this slot."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotView:
     """One served model: the plan this node knows of, and how far it has come."""
 
@@ -100,6 +110,8 @@ class SlotView:
     measured_tpot_us: int | None = None
     warning: str = ""
     """What an operator should know about the plan in use, whatever its state."""
+    left_out: tuple[LeftOutView, ...] = ()
+    """By name; known to the coordinator only, empty elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ _TONES = {
     "dead": "red", "failed": "red", "degraded": "red", "refused": "red", "withdrawn": "red",
 }  # fmt: skip
 UNKNOWN = "–"
+LEFT_OUT_SHOWN = 8
+"""Nodes named per slot in the table for people; ``--json`` has all."""
 
 
 def status_view(document: dict[str, Any]) -> RenderableType:
@@ -82,7 +84,19 @@ def _slots(slots: list[dict[str, Any]]) -> RenderableType:
                 style="red" if refusal or slot.get("warning") else "dim",
             ),
         )
-    return table
+    missed = [line for slot in slots if (line := _left_out(slot))]
+    return Group(table, Text(), *missed) if missed else table
+
+
+def _left_out(slot: dict[str, Any]) -> Text | None:
+    """Nodes that the slot does without, and why."""
+    nodes = slot.get("left_out") or []
+    if not nodes:
+        return None
+    named = [f"{clean(node['name'])} ({clean(node['reason'])})" for node in nodes[:LEFT_OUT_SHOWN]]
+    more = len(nodes) - len(named)
+    text = f"left out of {clean(slot['slot'])}: {', '.join(named)}{f' and {more} more' if more else ''}"
+    return Text(text, style="yellow")
 
 
 def peers_view(document: dict[str, Any]) -> RenderableType:

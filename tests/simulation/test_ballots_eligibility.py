@@ -139,6 +139,22 @@ def test_nodes_that_flapped_serve_soon_where_there_is_no_plan_without_them():
     assert slot(made).routable
 
 
+def test_a_node_that_goes_on_flapping_is_placed_ever_more_rarely_even_where_nothing_serves_without_it():
+    made = mesh({A: 8, B: 8}, 10)
+    run(made, 30)
+    other = next(node_id for node_id in (A, B) if node_id != leader(made).node_id)
+    moments = []
+    for _ in range(20):
+        kill(made, other)
+        run(made, 8)
+        made.start(other)
+        before = len(decided(made, "planned"))
+        run(made, 20)
+        moments.append(len(decided(made, "planned")) - before)
+    assert moments[:3] == [1, 1, 1], "8 s after each return"
+    assert sum(moments[5:]) == 0, "from the fifth on it would have to stay for 32 s"
+
+
 def test_a_node_that_flapped_is_not_asked_while_others_serve():
     made = mesh({A: 8, B: 8, C: 8}, 10)
     run(made, 30)

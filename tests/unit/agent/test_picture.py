@@ -190,3 +190,39 @@ def test_a_plan_over_direct_engines_says_so_wherever_it_is_shown():
     snapshot = Shown().look(b(), c(degraded=("direct_engine",)))
     assert "direct mode on c" in snapshot.slots[0].warning
     assert "neither encrypted nor authenticated" in text(status_document(snapshot))
+
+
+def coordinates(shown: Shown) -> None:
+    """From now on ``a`` coordinates its own view."""
+    shown.look()
+    later_us = monotonic_us() + 20_000_000
+    shown.coordinator.on_timer(later_us)
+    assert shown.coordinator.snapshot(later_us).role == "coordinator"
+
+
+def test_who_is_left_out_of_a_plan_and_why_is_said_by_its_coordinator():
+    shown = Shown()
+    coordinates(shown)
+    assert status_document(shown.look())["slots"][0]["left_out"] == []
+    culprits = shown.coordinator._slots[SLOT].culprits
+    culprits.blame(NodeId("c"), "c refused to stage: load_failed (no such file)", monotonic_us())
+    document = status_document(shown.look(seen("b", status="draining"), seen("c")))
+    (slot,) = document["slots"]
+    assert slot["left_out"] == [
+        {"node_id": "b", "name": "b", "reason": "draining"},
+        {"node_id": "c", "name": "c", "reason": "c refused to stage: load failed (no such file)"},
+    ]
+    assert "left out of default: b (draining), c (c refused to stage" in text(document)
+
+
+def test_a_table_for_people_names_some_of_those_that_are_left_out_and_counts_the_others():
+    shown = Shown()
+    coordinates(shown)
+    names = "bcdefghijkl"
+    document = status_document(shown.look(*(seen(each, status="draining") for each in names)))
+    assert [each["name"] for each in document["slots"][0]["left_out"]] == list(names)
+    assert "i (draining) and 3 more" in text(document)
+
+
+def test_a_follower_does_not_pretend_to_know_who_is_left_out():
+    assert status_document(Shown().look(b(), c(status="draining")))["slots"][0]["left_out"] == []
