@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from prometheus_client.exposition import choose_encoder
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +20,7 @@ from config.settings import ApiSettings
 from stage_agent.api import commands, documents
 from stage_agent.api.events import MAX_EVENTS
 from stage_agent.api.gate import Gate
-from stage_agent.api.metrics import build_registry
+from stage_agent.api.metrics import build_registry, exposed
 from stage_agent.api.openapi import openapi_document
 from stage_agent.api.operations import READS, WRITES, Operation
 from stage_agent.api.problems import Problem, invalid_body, on_bug, on_http_exception, on_problem
@@ -89,8 +88,8 @@ class _Reads:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._registry), headers={"content-type": media_type})
+        text, media_type = exposed(self._registry, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})
 
     async def status(self, _request: Request) -> Response:
         return JSONResponse(documents.status_document(self._view.snapshot()))

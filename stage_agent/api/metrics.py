@@ -7,14 +7,17 @@ bounded sets. Plan metrics carry ``slot`` besides the labels of the interface do
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
+from config.absent import absent
 from protocol.rows import StageFact
 from stage_agent.api.documents import names_of
 from stage_agent.api.snapshot import CounterView, MemberState, NodeSnapshot, NodeSnapshotSource, SlotView
+
+with absent("http.server", "socketserver", "urllib.request", "wsgiref.simple_server"):  # a push gateway's: 1.5 MB
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
 PREFIX = "stagemesh_"
 STAGE_STATES: tuple[str, ...] = get_args(StageFact.model_fields["state"].annotation)
@@ -51,6 +54,12 @@ def build_registry(view: NodeSnapshotSource) -> CollectorRegistry:
     registry.register(SnapshotCollector(view))
     ProcessCollector(registry=registry)
     return registry
+
+
+def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """One scrape in the format that the ``Accept`` header asks for, and the media type of it."""
+    encode, media_type = choose_encoder(accept)
+    return encode(registry), media_type
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Metric:

@@ -10,11 +10,15 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import uvicorn
 from starlette.applications import Starlette
 
+from config.absent import absent
 from config.settings import ApiSettings
 from protocol.errors import AddressError, ConfigurationError
+
+with absent("uvicorn.main", "uvicorn.supervisors", "uvicorn._subprocess"):  # click and multiprocessing: 1.5 MB
+    from uvicorn.config import Config
+    from uvicorn.server import Server
 
 MAX_CONNECTIONS = 256
 GRACE_S = 2
@@ -84,10 +88,10 @@ def bind_api(settings: ApiSettings, *, token: str | None = None) -> ApiListener:
     return ApiListener(listener, host, port)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn without its signal handlers, which the daemon owns, and without looking ten times a second whether to end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._ending = asyncio.Event()
 
@@ -109,7 +113,7 @@ class _Server(uvicorn.Server):
 
 async def serve_api(listener: ApiListener, app: Starlette) -> None:
     """Serve until cancelled; then stop taking requests, let open ones end for ``GRACE_S``, close the socket."""
-    config = uvicorn.Config(
+    config = Config(
         app,
         log_config=None,
         access_log=False,

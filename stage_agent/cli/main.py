@@ -1,68 +1,19 @@
-"""The console script: every command registers itself here; errors become one line and an exit code.
+"""The console script: arguments in, exit code out; errors become one line.
 
-Only the module of the command that is called is imported, so that ``stagemesh init`` does not wait for the planner.
+``run`` with nothing but its two options, which is how a daemon is started, goes past the command line's libraries: they
+would stay in the daemon's memory (1.4 MB). Everything else, a wrong ``run`` as well, is typer's.
 """
 
 import io
 import os
 import sys
 import traceback
-from importlib import import_module
-from importlib.metadata import version as installed_version
-from typing import Annotated, NoReturn
-
-import typer
+from pathlib import Path
+from typing import NoReturn
 
 from protocol.errors import StagemeshError
 
-MODULES: dict[str, tuple[str, ...]] = {
-    "demo": ("demo",),
-    "identity": ("init", "invite", "join"),
-    "run": ("run",),
-    "read": ("status", "peers", "links", "stages", "events"),
-    "planning": ("plan", "explain"),
-    "operate": ("serve", "unserve", "drain", "resume", "leave", "pin", "exclude", "policy", "lock"),
-    "admittance": ("revoke", "rotate-key"),
-    "inspect": ("inspect",),
-    "simulate": ("simulate",),
-    "calibrate": ("calibrate",),
-    "bench": ("bench",),
-    "export": ("export",),
-    "config_commands": ("config",),
-    "doctor": ("doctor",),
-    "completion": ("completion",),
-}
-"""Modules of this package with a ``register(app)``, and the commands of each, in the order of ``--help``."""
-
-
-def build_app(arguments: list[str]) -> typer.Typer:
-    """The application for ``arguments`` (without the program's name): one module, or all of them for help."""
-    app = typer.Typer(
-        name="stagemesh",
-        help="Split a language model's layers over the machines you have: measured, planned with a proof, placed, watched.",
-        epilog="With --debug, an error also shows its traceback.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    app.callback(invoke_without_command=True)(_common)  # and keeps command names when only one is registered
-    wanted = [module for module, commands in MODULES.items() if arguments[:1] and arguments[0] in commands]
-    for module in wanted or MODULES:
-        import_module(f"stage_agent.cli.{module}").register(app)
-    return app
-
-
-def _common(
-    context: typer.Context,
-    *,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(f"stagemesh {installed_version('stagemesh')}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(2)
+RUN_OPTIONS = ("--config", "--state-dir")
 
 
 def main() -> None:
@@ -73,7 +24,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        build_app(arguments)(args=arguments)
+        _call(arguments)
     except StagemeshError as error:
         _end(error, str(error), error.exit_code, debug=debug)
     except OSError as error:
@@ -85,6 +36,30 @@ def main() -> None:
         if arguments[:1] == ["run"]:
             raise
         _end(error, f"internal error: {type(error).__name__}: {error}; --debug shows where", 1, debug=debug)
+
+
+def _call(arguments: list[str]) -> None:
+    paths = run_paths(arguments)
+    if paths is not None:
+        from stage_agent.daemon import run_daemon
+
+        run_daemon(*(paths.get(option) for option in RUN_OPTIONS))
+        return
+    from stage_agent.cli.application import build_app
+
+    build_app(arguments)(args=arguments)
+
+
+def run_paths(arguments: list[str]) -> dict[str, Path] | None:
+    """Options of a plain ``run [--config FILE] [--state-dir DIR]``; ``None`` when it is any other call."""
+    if arguments[:1] != ["run"]:
+        return None
+    words = [word for argument in arguments[1:] for word in argument.split("=", 1)]
+    options, values = words[::2], words[1::2]
+    plain = len(options) == len(values) == len(set(options)) and set(options) <= set(RUN_OPTIONS)
+    if not plain or any(not value or value.startswith("-") for value in values):
+        return None
+    return {option: Path(value) for option, value in zip(options, values, strict=True)}
 
 
 def _end(error: Exception, sentence: str, exit_code: int, *, debug: bool) -> NoReturn:
