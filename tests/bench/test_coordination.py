@@ -157,3 +157,4 @@ def test_what_agents_cost_while_they_serve_and_lose_a_node_every_ten_minutes(
         cpu_s=round(cpu_s, 1),
     )
     assert mesh.serving()
+    assert statistics.median(recovered_s) <= 20, "a lost stage is replaced, not withdrawn after the grace"

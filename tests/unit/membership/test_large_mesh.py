@@ -1,7 +1,10 @@
 """A mesh too large for a connection between every pair: few links are kept settled and told, the rest is estimated."""
 
+import pytest
+
 from config.settings import LinkSettings, MembershipSettings
 from protocol.links import is_settled
+from protocol.membership.effects import CloseConnection, Dial, Send
 from protocol.messages import GossipPush
 from protocol.rows import Coordinate
 from tests.simulation.membership_mesh import identity
@@ -49,3 +52,30 @@ def test_a_transfer_makes_any_link_worth_telling() -> None:
     assert bench.core.own_row is not None
     assert [link.send_bytes_per_s for link in bench.core.own_row.links if link.target == peer] == [50_000_000]
     assert sent(effects, GossipPush)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_peer_that_is_asked_for_is_dialled_and_its_link_stays_settled(asked: bool) -> None:
+    """Who serves a plan together has to know the links: they are what a replacement is planned with."""
+    bench = Bench(settings=MembershipSettings(max_connections=8, probe_everyone_up_to=2))
+    far, near = identity(9).node_id, bench.answer_pings_of(*range(1, 9))
+    distant = bench.answer_pings_of(9, rtt_us=30_000)
+    for number in range(1, 9):
+        bench.connect(number)
+    bench.gossip(1, rows=(bench.row(9, 1),))
+    if asked:
+        bench.core.request_measurements([far])
+    dials = [effect.peer for effect in bench.run(30, near) if isinstance(effect, Dial)]
+    assert (far in dials) is asked
+
+    def answer(send: Send) -> None:
+        near(send)
+        distant(send)
+
+    bench.connect(9)
+    effects = bench.run(120, answer)
+    assert bench.core.own_row is not None
+    assert (far in {link.target for link in bench.core.own_row.links}) is asked
+    surplus = {effect.peer for effect in effects if isinstance(effect, CloseConnection)}
+    assert surplus, "nine connections are one too many"
+    assert not asked or far not in surplus
