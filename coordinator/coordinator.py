@@ -27,7 +27,7 @@ from coordinator.election.campaign import Campaign
 from coordinator.election.canonical import canonical_coordinator, serving_ballot
 from coordinator.election.settle import SettleBarrier
 from coordinator.engine_mix import other_engines
-from coordinator.orders import NO_ORDERS, spoken, standing
+from coordinator.orders import NO_ORDERS, StandingOrders, spoken, standing
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import Calibration
 from coordinator.replan import Observation
@@ -72,6 +72,7 @@ class Coordinator:
             planner=planner,
             calibration=calibration or Calibration(name=planner.calibration or "skippy"),
         )
+        self._profile: Final = self._settings.calibration
         self._campaign: Final = Campaign(
             node_id=node_id, instance=instance, last_term=last_term, settings=election, random=random
         )
@@ -188,10 +189,15 @@ class Coordinator:
 
     def _settle_planner(self, *, again: bool = False) -> None:
         """Orders stand above the configuration; slots are looked at again when that changed something."""
-        planner = self._orders.planner(self._configured)
-        if planner == self._settings.planner and not again:
+        settings = replace(
+            self._settings,
+            planner=self._orders.planner(self._configured),
+            calibration=self._orders.calibration(self._profile),
+            speeds=self._orders.speeds,
+        )
+        if settings == self._settings and not again:
             return
-        self._settings = replace(self._settings, planner=planner)
+        self._settings = settings
         for slot in self._slots.values():
             slot.settings = self._settings
             slot.reconsider()
@@ -220,6 +226,11 @@ class Coordinator:
     def term(self) -> int:
         """The highest term known or used; for the own row."""
         return self._campaign.term
+
+    @property
+    def orders(self) -> StandingOrders:
+        """What operators ordered and calibration found, read."""
+        return self._orders
 
     @property
     def planner(self) -> PlannerSettings:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from config.settings import PlannerSettings
-from coordinator.planner.problem import LockedStage, LockedTopology
+from coordinator.calibrated import HopCosts, NodeSpeed, read_costs, read_speed, with_costs
+from coordinator.planner.problem import Calibration, LockedStage, LockedTopology
 from protocol.ids import NodeId, Slot
-from protocol.orders import EXCLUDE, LOCK, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder
+from protocol.orders import EXCLUDE, HOP_COSTS, LOCK, NODE_SPEED, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder
 
 POLICY_SETTINGS = frozenset({"objective", "policy", "target_decode_tpot_ms", "concurrency", "performance_aware"})
 """Planner settings that an order may set."""
@@ -30,6 +31,9 @@ class StandingOrders:
     locks: Mapping[Slot, LockedTopology | None] = field(default_factory=dict)
     policy: Mapping[str, str] = field(default_factory=dict)
     """Planner setting → JSON of its value."""
+    speeds: Mapping[NodeId, NodeSpeed] = field(default_factory=dict)
+    costs: Mapping[str, HopCosts] = field(default_factory=dict)
+    """By the name of an engine profile."""
 
     def coordinator(self, configured: str) -> str:
         """Who is to coordinate; empty = nobody in particular."""
@@ -48,6 +52,10 @@ class StandingOrders:
             settings = settings.model_copy(update={"pin_stage0": self.pin_stage0})
         return settings
 
+    def calibration(self, profile: Calibration) -> Calibration:
+        """``profile`` as live runs have corrected it."""
+        return with_costs(profile, self.costs.get(profile.name))
+
 
 NO_ORDERS = StandingOrders()
 
@@ -58,6 +66,8 @@ def standing(orders: Iterable[OperatorOrder]) -> StandingOrders:
     sets: dict[bool, set[NodeId]] = {False: set(), True: set()}
     locks: dict[Slot, LockedTopology | None] = {}
     policy: dict[str, str] = {}
+    speeds: dict[NodeId, NodeSpeed] = {}
+    costs: dict[str, HopCosts] = {}
     for order in orders:
         if order.kind in {PIN_COORDINATOR, PIN_STAGE0}:
             pins[order.kind] = "" if order.removed else order.value
@@ -67,6 +77,10 @@ def standing(orders: Iterable[OperatorOrder]) -> StandingOrders:
             locks[Slot(order.subject)] = topology_of(order)
         elif order.kind == POLICY and not order.removed and order.subject in POLICY_SETTINGS:
             policy[order.subject] = order.value
+        elif order.kind == NODE_SPEED and not order.removed and (speed := read_speed(order.value)):
+            speeds[NodeId(order.subject)] = speed
+        elif order.kind == HOP_COSTS and not order.removed and (found := read_costs(order.value, order.version)):
+            costs[order.subject] = found
     return StandingOrders(
         pin_coordinator=pins.get(PIN_COORDINATOR),
         pin_stage0=pins.get(PIN_STAGE0),
@@ -74,6 +88,8 @@ def standing(orders: Iterable[OperatorOrder]) -> StandingOrders:
         included=frozenset(sets[True]),
         locks=locks,
         policy=policy,
+        speeds=speeds,
+        costs=costs,
     )
 
 
@@ -108,6 +124,15 @@ def spoken(order: OperatorOrder) -> str:
         case "lock":
             spans = ", ".join(f"{stage.node_id} [{stage.layer_start}, {stage.layer_end})" for stage in order.stages)
             text = f"lock {order.subject}: {spans}"
+        case "node_speed" | "hop_costs" if order.removed:
+            text = f"{order.kind} {order.subject}: as benchmarked"
+        case "node_speed" if speed := read_speed(order.value):
+            text = f"calibrated: layers on {order.subject} get {speed.bytes_per_s / 1e9:.2f} GB/s"
+        case "hop_costs" if costs := read_costs(order.value, order.version):
+            text = (
+                f"calibrated: a hop of {order.subject} costs {costs.rtt_multiplier_milli / 1_000:.2f} round trips and "
+                f"{costs.per_hop_us / 1_000:.1f} ms"
+            )
         case "policy":
             text = f"policy {order.subject} {'as configured' if order.removed else '= ' + order.value}"
         case _:

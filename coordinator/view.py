@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.settings import PlannerSettings
+from coordinator.calibrated import NodeSpeed, calibrated_rate
 from coordinator.layer_devices import layer_device
 from coordinator.model.package import ModelPackage
 from coordinator.planner.problem import (
@@ -149,6 +150,8 @@ class ProblemTerms:
     locked: LockedTopology | None = None
     incumbent: tuple[str, ...] = ()
     pin_stage0: str | None = None
+    speeds: Mapping[NodeId, NodeSpeed] = field(default_factory=dict)
+    """What calibration from live runs found."""
 
 
 def build_problem(view: ClusterView, terms: ProblemTerms, quantiser: SignalQuantiser) -> PlanningProblem:
@@ -203,6 +206,7 @@ def _participant(self_id: NodeId, member: MemberFacts, terms: ProblemTerms, quan
         coordinator_rtt_us=0 if is_self else quantiser.hold(("rtt", self_id, name), member.coordinator_rtt_us),
         signals_trusted=is_self or member.settled,
         bandwidth_source="unknown" if device is None else device.source,
+        calibrated_bytes_per_s=calibrated_rate(row, terms.speeds.get(member.node_id)),
     )
 
 

@@ -22,6 +22,10 @@ LOCK: Final = "lock"
 """``subject`` is a slot, ``stages`` its exact split; ``model`` and ``manifest_digest`` must match when given."""
 POLICY: Final = "policy"
 """``subject`` is a planner setting, ``value`` the JSON of what it is set to; removed: the configuration counts again."""
+NODE_SPEED: Final = "node_speed"
+"""``subject`` is a node, ``value`` the JSON of the speed that live runs found; removed: its benchmark counts again."""
+HOP_COSTS: Final = "hop_costs"
+"""``subject`` is an engine profile, ``value`` the JSON of what live runs say that its hops cost."""
 
 MAX_ORDERS: Final = 128
 """Per row, those taken back included."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from config.settings import PlannerSettings, ReplanSettings
+from coordinator.calibrated import HopCosts, NodeSpeed, costs_text, fingerprint, speed_text
 from coordinator.model.package import ModelPackage
 from coordinator.orders import POLICY_SETTINGS, with_setting
 from coordinator.planner.plan import Plan, PlanRefused
@@ -14,7 +15,17 @@ from coordinator.planner.problem import Calibration, PlanningProblem
 from coordinator.view import ClusterView, ProblemTerms, SignalQuantiser, build_problem, facts_of
 from protocol.errors import ModelError, StateError
 from protocol.ids import NodeId, Slot
-from protocol.orders import EXCLUDE, LOCK, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder, OrderedStage
+from protocol.orders import (
+    EXCLUDE,
+    HOP_COSTS,
+    LOCK,
+    NODE_SPEED,
+    PIN_COORDINATOR,
+    PIN_STAGE0,
+    POLICY,
+    OperatorOrder,
+    OrderedStage,
+)
 from stage_agent.admittance import Admittance
 from stage_agent.api import commands
 from stage_agent.api.commands import Accepted, AnyCommand, Refused
@@ -73,6 +84,8 @@ class Operations:
                 return self._policy(command)
             case commands.LockTopology():
                 return self._lock(command)
+            case commands.ApplyCalibration():
+                return self._calibrate(command)
             case _:
                 assert_never(command)
 
@@ -173,14 +186,15 @@ class Operations:
     def _problem(
         self, package: ModelPackage, planner: PlannerSettings, excluded: tuple[NodeId, ...], pin: NodeId
     ) -> PlanningProblem:
-        now_us = monotonic_us()
+        now_us, standing = monotonic_us(), self.driver.coordinator.orders
         left_out = self.driver.coordinator.snapshot(now_us).left_out
         members = self.driver.membership.members(now_us)
         facts = {node_id: facts_of(member) for node_id, member in members.items()}
         terms = ProblemTerms(
             model=package,
             planner=planner,
-            calibration=self.calibration,
+            calibration=standing.calibration(self.calibration),
+            speeds=standing.speeds,
             excluded={**left_out, **dict.fromkeys(excluded, "excluded")},
             pin_stage0=pin or None,
         )
@@ -242,6 +256,22 @@ class Operations:
                 return Refused("invalid_policy", f"{name} cannot be {text}", status=422)
             orders.append(_order(POLICY, name, value=text))
         return self._order(orders) or Accepted({"policy": self.driver.coordinator.planner.model_dump(mode="json")})
+
+    def _calibrate(self, command: commands.ApplyCalibration) -> Accepted | Refused:
+        members, orders = self.driver.membership.members(), []
+        if command.reset:
+            kept = [order for order in self.driver.orders.known(0) if order.kind in {NODE_SPEED, HOP_COSTS}]
+            orders += [_order(each.kind, each.subject, removed=True) for each in kept if not each.removed]
+        for speed in command.speeds:
+            node_id = self._node(speed.node)
+            if isinstance(node_id, Refused):
+                return node_id
+            found = NodeSpeed(speed.bytes_per_s, fingerprint(members[node_id].row))
+            orders.append(_order(NODE_SPEED, node_id, value=speed_text(found)))
+        if command.hops is not None:
+            costs = HopCosts(command.hops.rtt_multiplier_milli, command.hops.per_hop_us)
+            orders.append(_order(HOP_COSTS, command.hops.profile, value=costs_text(costs)))
+        return self._order(orders) or Accepted({"orders": len(orders)})
 
     def _lock(self, command: commands.LockTopology) -> Accepted | Refused:
         stages: list[OrderedStage] = []

@@ -18,6 +18,7 @@ from protocol.orders import (
     LOCK,
     MAX_LOCKS,
     MAX_ORDERS,
+    NODE_SPEED,
     PIN_COORDINATOR,
     PIN_STAGE0,
     OperatorOrder,
@@ -130,6 +131,9 @@ def in_place_of(orders: Iterable[OperatorOrder], heirs: Mapping[str, str]) -> li
             said.append(order.model_copy(update={"removed": True}))
             if heir not in spoken_for:
                 said.append(order.model_copy(update={"subject": heir}))
+        elif order.kind == NODE_SPEED and order.subject in heirs:
+            said.append(order.model_copy(update={"removed": True}))
+            said.append(order.model_copy(update={"subject": heirs[order.subject]}))
         elif order.kind in {PIN_STAGE0, PIN_COORDINATOR} and order.value in heirs:
             said.append(order.model_copy(update={"value": heirs[order.value]}))
         elif order.kind == LOCK and any(stage.node_id in heirs for stage in order.stages):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
 from coordinator.assignment.running import RunningPlan
+from coordinator.calibrated import NodeSpeed
 from coordinator.model.package import ModelPackage
 from coordinator.planner.problem import Calibration, LockedTopology
 from coordinator.view import ClusterView, ProblemTerms
@@ -31,6 +32,8 @@ class SlotSettings:
     replan: ReplanSettings
     planner: PlannerSettings
     calibration: Calibration
+    speeds: Mapping[NodeId, NodeSpeed] = field(default_factory=dict)
+    """What calibration from live runs found, by standing orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +80,5 @@ def problem_terms(
         held_bytes=moment.held_bytes,
         locked=spec.locked,
         incumbent=() if running is None else running.nodes,
+        speeds=settings.speeds,
     )

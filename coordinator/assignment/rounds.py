@@ -13,6 +13,7 @@ from typing import Final, Literal
 from config.settings import AssignmentSettings, ReplanSettings
 from coordinator.assignment.effects import ComputePlan
 from coordinator.assignment.running import RunningPlan
+from coordinator.calibrated import profile_name
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.plan import Plan, PlanRefused
 from coordinator.planner.problem import LockedTopology, PlanningProblem
@@ -40,12 +41,19 @@ class Conclusion:
 
 
 def timeless_hash(problem: PlanningProblem) -> str:
-    """The participant hash without measured decode timings: equal means that at most timings changed."""
+    """The participant hash without measured decode timings and calibration: equal means that at most those changed."""
     participants = tuple(
-        replace(node, observed_decode_us_per_layer=None, observed_decode_samples=0, observed_decode_age_us=0)
+        replace(
+            node,
+            observed_decode_us_per_layer=None,
+            observed_decode_samples=0,
+            observed_decode_age_us=0,
+            calibrated_bytes_per_s=None,
+        )
         for node in problem.participants
     )
-    return participant_set_hash(replace(problem, participants=participants))
+    calibration = replace(problem.calibration, name=profile_name(problem.calibration.name))
+    return participant_set_hash(replace(problem, participants=participants, calibration=calibration))
 
 
 class PlanningRound:

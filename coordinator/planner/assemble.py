@@ -87,6 +87,8 @@ def _stage(
 ) -> PlannedStage:
     node_id, start, end = candidate.spans[index]
     memory = instance.memory(candidate.shape)
+    slowness_milli = _slowness_milli(instance, node_id)
+    calibrated = () if slowness_milli == 1_000 else ("speed_calibrated",)
     return PlannedStage(
         stage_index=index,
         node_id=node_id,
@@ -97,8 +99,17 @@ def _stage(
         required_bytes=memory.required(start, end),
         usable_bytes=instance.usable[node_id],
         stage_us=evaluation.stage_us[index],
-        reason_codes=tuple(_stage_reasons(instance, candidate, memory, placement, index)),
+        reason_codes=(*_stage_reasons(instance, candidate, memory, placement, index), *calibrated),
+        slowness_milli=slowness_milli,
     )
+
+
+def _slowness_milli(instance: Instance, node_id: str) -> int:
+    node = next(each for each in instance.problem.participants if each.node_id == node_id)
+    benchmark, calibrated = node.memory_bandwidth_bytes_per_s, node.calibrated_bytes_per_s
+    if not benchmark or not calibrated or instance.signals.nodes[node_id].bandwidth_bytes_per_s != calibrated:
+        return 1_000
+    return max(1, benchmark * 1_000 // calibrated)
 
 
 def _stage_reasons(

@@ -143,6 +143,7 @@ def _stage(stage: PlannedStage) -> dict[str, Any]:
         "usable_bytes": stage.usable_bytes,
         "stage_us": stage.stage_us,
         "reason_codes": list(stage.reason_codes),
+        **({} if stage.slowness_milli == 1_000 else {"slowness_milli": stage.slowness_milli}),
     }
 
 
@@ -209,6 +210,7 @@ class _StageRow(_Strict):
     usable_bytes: int = _Count
     stage_us: int | None = _Known
     reason_codes: tuple[str, ...] = Field(default=(), strict=False)
+    slowness_milli: int = Field(default=1_000, ge=1, le=MAX_EXACT)
 
 
 class _HopRow(_Strict):

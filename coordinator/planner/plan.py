@@ -24,6 +24,8 @@ class PlannedStage:
     usable_bytes: int
     stage_us: int | None
     reason_codes: tuple[str, ...] = ()
+    slowness_milli: int = 1_000
+    """By calibration, how many times as long as its benchmark says the node needs, in thousandths; 1000 = not calibrated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class Participant:
     """False while the node's RTT to the coordinator is not settled: its performance and edges are withheld."""
     bandwidth_source: Literal["measured", "shaped", "spec", "unknown"] = "unknown"
     max_layers: int | None = None
+    calibrated_bytes_per_s: int | None = None
+    """Bandwidth that its layers were found to get from live runs; stands above the benchmark, whose compute scales along."""
 
 
 @dataclass(frozen=True, slots=True)

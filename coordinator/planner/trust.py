@@ -6,6 +6,7 @@
   is settled: an early minimum may be a relay path, so whatever it says of itself is withheld with its links. The
   coordinator itself (``coordinator_rtt_us = 0``) needs no link to be believed.
 * An observed decode timing counts as a floor with ≥ 8 samples that are ≤ 2 min old.
+* A bandwidth found by calibration stands above the benchmark's, and compute is scaled by the same factor.
 * ``stripped`` is the kill switch: performance, links and frame size leave the input, and only those.
 """
 
@@ -89,6 +90,7 @@ def stripped(problem: PlanningProblem) -> PlanningProblem:
             node,
             memory_bandwidth_bytes_per_s=None,
             compute_flops_per_s=None,
+            calibrated_bytes_per_s=None,
             observed_decode_us_per_layer=None,
             observed_decode_samples=0,
             observed_decode_age_us=0,
@@ -109,4 +111,9 @@ def _signals(node: Participant, *, withheld: bool) -> NodeSignals:
     observed = node.observed_decode_us_per_layer
     if node.observed_decode_samples < OBSERVED_MIN_SAMPLES or node.observed_decode_age_us > OBSERVED_MAX_AGE_US:
         observed = None
-    return NodeSignals(node.memory_bandwidth_bytes_per_s, node.compute_flops_per_s, observed, node.coordinator_rtt_us)
+    bandwidth, compute = node.memory_bandwidth_bytes_per_s, node.compute_flops_per_s
+    if node.calibrated_bytes_per_s is not None:
+        if bandwidth and compute is not None:
+            compute = max(1, compute * node.calibrated_bytes_per_s // bandwidth)
+        bandwidth = node.calibrated_bytes_per_s
+    return NodeSignals(bandwidth, compute, observed, node.coordinator_rtt_us)

@@ -101,7 +101,13 @@ def _check_participant(where: str, node: Participant) -> None:
     whole(f"{where}.detected_memory_bytes", node.detected_memory_bytes)
     for name in ("operator_cap_bytes", "runtime_headroom_bytes", "cached_bytes", "missing_bytes", "coordinator_rtt_us"):
         _optional(f"{where}.{name}", getattr(node, name))
-    for name in ("memory_bandwidth_bytes_per_s", "compute_flops_per_s", "observed_decode_us_per_layer", "max_layers"):
+    for name in (
+        "memory_bandwidth_bytes_per_s",
+        "calibrated_bytes_per_s",
+        "compute_flops_per_s",
+        "observed_decode_us_per_layer",
+        "max_layers",
+    ):
         _optional(f"{where}.{name}", getattr(node, name), least=1)
     whole(f"{where}.observed_decode_samples", node.observed_decode_samples)
     whole(f"{where}.observed_decode_age_us", node.observed_decode_age_us)

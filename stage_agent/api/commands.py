@@ -18,7 +18,7 @@ NodeRef = Annotated[str, Field(max_length=64, pattern=r"^[a-zA-Z0-9_.\-]*$")]
 class Command(BaseModel):
     """Base: frozen, strict, closed."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class PreviewPlan(Command):
@@ -112,6 +112,29 @@ class SetPolicy(Command):
     performance_aware: bool | None = None
 
 
+class FoundSpeed(Command):
+    """What the layers on ``node`` get, as live runs say."""
+
+    node: NodeRef
+    bytes_per_s: int = Field(ge=1, le=2**50)
+
+
+class FoundHops(Command):
+    """What a hop costs with the engine of ``profile``, as live runs say."""
+
+    profile: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
+    rtt_multiplier_milli: int = Field(ge=0, le=100_000)
+    per_hop_us: int = Field(ge=0, le=10_000_000)
+
+
+class ApplyCalibration(Command):
+    """Plan by what live runs say, over benchmarks and profile; ``reset`` first takes back what was said before."""
+
+    reset: bool = False
+    speeds: tuple[FoundSpeed, ...] = Field(default=(), max_length=64)
+    hops: FoundHops | None = None
+
+
 class LockedRange(Command):
     """One stage of an exact split, half-open."""
 
@@ -145,6 +168,7 @@ AnyCommand = (
     | Exclude
     | SetPolicy
     | LockTopology
+    | ApplyCalibration
 )
 
 

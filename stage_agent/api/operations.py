@@ -68,5 +68,13 @@ WRITES = (
     Operation("POST", f"{API}/pin", "pin", "Bind stage 0 or the coordinator to a node", commands.Pin, success=202),
     Operation("POST", f"{API}/exclude", "exclude", "Plan without some nodes", commands.Exclude, success=202),
     Operation("POST", f"{API}/policy", "set_policy", "Change planning defaults", commands.SetPolicy, success=202),
+    Operation(
+        "POST",
+        f"{API}/calibration",
+        "apply_calibration",
+        "Plan by what live runs say",
+        commands.ApplyCalibration,
+        success=202,
+    ),
     Operation("POST", f"{API}/lock", "lock", "Hold a slot on an exact split", commands.LockTopology, success=202),
 )

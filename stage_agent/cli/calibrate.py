@@ -13,7 +13,7 @@ from coordinator.simulator.fitting import Fit, RunError, UnderDetermined, fit_pr
 from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.profiles import Profile, profile_text
 from protocol.errors import ConfigurationError, StagemeshError
-from stage_agent.cli.calibrate_live import LIVE, calibrate_live, holds_live_runs
+from stage_agent.cli.calibrate_live import LIVE, calibrate_live, forget, holds_live_runs
 from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds
 from stage_agent.cli.scenario_files import full_profiles, hardware_priors, read_text
@@ -51,12 +51,21 @@ def calibrate_command(
     check: Annotated[bool, typer.Option("--check", help="Do not fit: how far off are the shipped profiles?")] = False,
     table: Annotated[bool, typer.Option("--table", help="Leave-one-out errors per engine, as Markdown.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the fitted profile (TOML).")] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Live: the mesh plans by it from now on, whoever coordinates.")
+    ] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Live: plan by benchmarks and profiles again; nothing is fitted.")
+    ] = False,
     as_json: JsonOption = False,
     node: NodeOption = None,
 ) -> None:
     """Fit engine profiles to measured runs: error per run, which runs pull hardest, and what is not determined."""
+    if reset:
+        forget(node)
+        return
     if str(runs) == LIVE or holds_live_runs(runs):
-        calibrate_live(str(runs), node=node, keep=keep, profile=profile, out=out, as_json=as_json)
+        calibrate_live(str(runs), node=node, keep=keep, profile=profile, out=out, as_json=as_json, apply=apply)
         return
     measured = parse_runs(str(runs), read_text(runs))
     profiles, hardware = full_profiles(), hardware_priors()

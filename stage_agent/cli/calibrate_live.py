@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from coordinator.calibrated import profile_name
 from coordinator.planner.document import plan_from_document
 from coordinator.simulator.live_runs import (
     DETERMINED,
@@ -20,7 +21,7 @@ from coordinator.simulator.live_runs import (
 )
 from coordinator.simulator.profiles import Profile, parse_profile, profile_text
 from protocol.errors import ConfigurationError, StagemeshError
-from stage_agent.cli.client import get_json
+from stage_agent.cli.client import get_json, post_json
 from stage_agent.cli.live_run import live_run
 from stage_agent.cli.output import console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds
@@ -30,9 +31,19 @@ LIVE = "live"
 
 
 def calibrate_live(
-    source: str, *, node: str | None, keep: Path | None, profile: str | None, out: Path | None, as_json: bool
+    source: str,
+    *,
+    node: str | None,
+    keep: Path | None,
+    profile: str | None,
+    out: Path | None,
+    as_json: bool,
+    apply: bool = False,
 ) -> None:
-    """``source`` is ``live``, or a file of kept runs. ``keep`` is added to, ``out`` is the fitted profile."""
+    """``source`` is ``live``, or a file of kept runs. ``keep`` is added to, ``out`` is the fitted profile.
+
+    ``apply``: the mesh plans by it from now on, whoever coordinates.
+    """
     runs = _from_daemon(node, profile) if source == LIVE else parse_live_runs(source, read_text(Path(source)))
     if keep is not None:
         runs = _kept(keep, runs)
@@ -42,6 +53,8 @@ def calibrate_live(
     base = profile_called(profile or used[-1].profile)
     fit = fit_live([run for run in used if run.profile == used[-1].profile], base.calibration)
     print_json(_document(base, fit)) if as_json else _show(base, fit)
+    if apply:
+        _apply(base, fit, node)
     if out is not None:
         _write(out, profile_text(base, fit.values, f"fitted to {len(fit.errors)} live plans", _origin(fit)))
 
@@ -57,6 +70,7 @@ def holds_live_runs(path: Path) -> bool:
 
 def profile_called(name: str) -> Profile:
     """A shipped profile by name, or one from a file. Raises ``ConfigurationError``."""
+    name = profile_name(name)
     if name.endswith(".toml"):
         return parse_profile(Path(name).stem, read_text(Path(name)))
     known = full_profiles()
@@ -91,6 +105,31 @@ def _from_daemon(node: str | None, profile: str | None) -> tuple[LiveRun, ...]:
             "measured one; send it some requests, and ask again a second later"
         )
     return tuple(runs)
+
+
+def forget(node: str | None) -> None:
+    """The mesh plans by benchmarks and profiles again."""
+    post_json(node, "/api/v1/calibration", {"reset": True})
+
+
+def _apply(base: Profile, fit: LiveFit, node: str | None) -> None:
+    """Say what the runs determine; what they do not stays as it was."""
+    speeds, members = [], get_json(node, "/api/v1/nodes")["nodes"]
+    for name, each in fit.slowness.items():
+        found = [member for member in members if name in {member["name"], member["node_id"]}]
+        rate = found[0]["memory_bandwidth_bytes_per_s"] if len(found) == 1 else None
+        if rate and each.determined >= DETERMINED:
+            speeds.append({"node": found[0]["node_id"], "bytes_per_s": max(1, round(rate / each.after))})
+    body: dict[str, Any] = {"speeds": speeds}
+    if fit.values:
+        costs = fit.rtt_multiplier.after, fit.per_hop_us.after
+        milli, hop_us = round(1_000 * costs[0]), round(costs[1])
+        body["hops"] = {"profile": base.name, "rtt_multiplier_milli": milli, "per_hop_us": hop_us}
+    if not speeds and "hops" not in body:
+        raise StagemeshError(
+            "the runs determine nothing yet: try plans with other cuts (`stagemesh lock`), with --keep"
+        )
+    post_json(node, "/api/v1/calibration", body)
 
 
 def _kept(path: Path, new: Sequence[LiveRun]) -> tuple[LiveRun, ...]:

@@ -10,7 +10,10 @@ from coordinator.simulator.live_runs import LiveRun, LiveStage
 def live_run(
     plan: Plan, calibration: Calibration, names: Mapping[str, str], *, measured_us: int, tokens: int, engine: str = ""
 ) -> LiveRun:
-    """``calibration`` is the profile that priced ``plan``, which must be modelled; ``names`` shows nodes to people."""
+    """``calibration`` is the profile that priced ``plan``, which must be modelled; ``names`` shows nodes to people.
+
+    Work is as the benchmarks say, also where an earlier calibration priced the plan: all kept runs start from one belief.
+    """
     hops = {hop.target: hop for hop in plan.hops if hop.kind == "forward"}
     stages, priced_us = [], 0
     for stage in plan.stages:
@@ -21,13 +24,12 @@ def live_run(
             LiveStage(
                 node=names.get(stage.node_id, stage.node_id),
                 layers=layers,
-                work_us=max(0, (stage.stage_us or 0) - overhead_us),
+                work_us=max(0, (stage.stage_us or 0) - overhead_us) * 1_000 // stage.slowness_milli,
                 rtt_us=None if hop is None else hop.rtt_us or 0,
             )
         )
         if hop is not None:
-            known_us = calibration.rtt_multiplier_milli * (hop.rtt_us or 0) / 1_000
-            priced_us += round(known_us) + calibration.per_hop_us
+            priced_us += max(0, (hop.hop_us or 0) - hop.transfer_us)
         priced_us += stage.stage_us or 0
     predicted_us = plan.modeled.decode_tpot_us
     assert predicted_us is not None, "the caller refuses plans without a modelled time per token"

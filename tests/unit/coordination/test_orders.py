@@ -7,11 +7,22 @@ import pytest
 from config.settings import AssignmentSettings, ElectionSettings, PlannerSettings, ReplanSettings
 from coordinator.assignment.effects import Decided
 from coordinator.assignment.moment import ServedModelSpec
+from coordinator.calibrated import HopCosts, costs_text, profile_name
 from coordinator.coordinator import Coordinator
 from coordinator.orders import spoken, standing, with_setting
-from coordinator.planner.problem import LockedStage
+from coordinator.planner.problem import Calibration, LockedStage
 from protocol.ids import Instance, NodeId, Slot, Term
-from protocol.orders import EXCLUDE, LOCK, PIN_COORDINATOR, PIN_STAGE0, POLICY, OperatorOrder, OrderedStage
+from protocol.orders import (
+    EXCLUDE,
+    HOP_COSTS,
+    LOCK,
+    NODE_SPEED,
+    PIN_COORDINATOR,
+    PIN_STAGE0,
+    POLICY,
+    OperatorOrder,
+    OrderedStage,
+)
 from tests.unit.coordination.builders import MODEL, SLOT, member
 
 
@@ -150,3 +161,30 @@ def test_another_slots_lock_is_not_this_ones():
     core.serve((ServedModelSpec(SLOT, "/m", MODEL),), 0)
     core.on_orders((lock(("c", 0, 8), slot=Slot("other")),), 0)
     assert asked(core).request.locked is None
+
+
+def test_a_calibration_that_cannot_be_read_changes_nothing():
+    for value in (
+        "",
+        "{",
+        "[]",
+        '{"bytes_per_s": 0, "of": "x"}',
+        '{"bytes_per_s": true, "of": "x"}',
+        '{"bytes_per_s": 5}',
+    ):
+        read = standing([OperatorOrder(kind=NODE_SPEED, subject="b", value=value, author="a")])
+        assert read.speeds == {}
+    for value in ("null", '{"rtt_multiplier_milli": -1, "per_hop_us": 0}', '{"rtt_multiplier_milli": 1}'):
+        read = standing([OperatorOrder(kind=HOP_COSTS, subject="engine", value=value, author="a")])
+        assert read.calibration(Calibration(name="engine")) == Calibration(name="engine")
+
+
+def test_calibrated_hops_stand_above_their_own_profile_only_and_are_named_in_plans():
+    said = OperatorOrder(
+        kind=HOP_COSTS, subject="engine", value=costs_text(HopCosts(1_100, 300)), author="a", version=3
+    )
+    read = standing([said])
+    found = read.calibration(Calibration(name="engine", per_stage_us=7))
+    assert found == Calibration(name="engine+live.3", per_stage_us=7, rtt_multiplier_milli=1_100, per_hop_us=300)
+    assert profile_name(found.name) == "engine"
+    assert read.calibration(Calibration(name="other")).name == "other"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from config.settings import PlannerSettings
+from coordinator.calibrated import NodeSpeed, fingerprint
 from coordinator.planner.memory import usable_bytes
 from coordinator.planner.participants import participant_set_hash
 from coordinator.view import ProblemTerms, SignalQuantiser, build_problem, partners
@@ -127,3 +128,17 @@ def test_partners_are_the_nodes_of_the_own_plan_and_its_coordinator():
     assert partners(members, NodeId("a")) == {"b", "boss"}
     assert partners(members, NodeId("boss")) == {"a", "b"}
     assert partners(members, NodeId("idle")) == frozenset()
+
+
+def test_a_calibrated_speed_holds_while_devices_and_engine_are_the_same():
+    known = member("b", engine="llama.cpp b10068")
+    speeds = {NodeId("b"): NodeSpeed(5 * 10**9, fingerprint(known.row))}
+    changed = member("b", engine="llama.cpp b11434")
+    other = DeviceFact(name="RTX 4090", kind="cuda", memory_bytes=8 * GIB, memory_bandwidth_bytes_per_s=10**12)
+    for node, expected in (
+        (known, 5 * 10**9),
+        (changed, None),
+        (member("b", engine="llama.cpp b10068", devices=(other,)), None),
+    ):
+        problem = built(view(member("a"), node), speeds=speeds)
+        assert problem.participants[1].calibrated_bytes_per_s == expected

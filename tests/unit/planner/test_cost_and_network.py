@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.planner.problem import Calibration
 from coordinator.planner.transfer import transfer_us
+from coordinator.planner.trust import trusted_signals
 from tests.unit.planner.builders import GB, MIB, both, layout, link, model, node, placed, problem
 
 FLAT = Calibration(name="flat", per_stage_us=0, per_hop_us=0)
@@ -144,3 +145,9 @@ def test_time_to_first_token_is_the_prefill_and_one_decode() -> None:
     assert tpot is not None
     assert found.modeled.ttft_us == 2 * tpot + tpot
     assert placed(problem([node("a")], prompt_tokens=0)).modeled.ttft_us == tpot
+
+
+def test_a_calibrated_speed_stands_above_the_benchmark_and_scales_compute_with_it() -> None:
+    calibrated = node("a", bandwidth=8 * GB, compute_flops_per_s=100 * GB, calibrated_bytes_per_s=2 * GB)
+    signals = trusted_signals(problem([calibrated])).nodes["a"]
+    assert (signals.bandwidth_bytes_per_s, signals.compute_flops_per_s) == (2 * GB, 25 * GB)

@@ -8,9 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from coordinator.calibrated import HopCosts, with_costs
+from coordinator.planner.document import plan_document, plan_from_document
 from coordinator.planner.plan import Plan
 from coordinator.planner.planning import plan
-from coordinator.planner.problem import Calibration
+from coordinator.planner.problem import Calibration, LockedStage, LockedTopology
 from coordinator.planner.readout import as_placed
 from coordinator.simulator.live_runs import MIN_TOKENS, LiveRun, LiveStage, fit_live, parse_live_runs
 from coordinator.simulator.toml_table import ScenarioError
@@ -188,6 +190,26 @@ def test_a_plan_s_own_prediction_is_what_its_run_adds_up_to() -> None:
     fit = fit_live([run], PROFILE)
     assert abs(fit.errors[0][2]) < 0.01
     assert all(each.after == pytest.approx(1.0, abs=0.02) for each in fit.slowness.values())
+
+
+def test_runs_under_a_calibrated_plan_start_from_the_benchmark_like_those_before() -> None:
+    names = ("a", "b", "c")
+    edges = [edge for x in names for y in names if x < y for edge in both(x, y)]
+    nodes = [node(name, 40 * 10**9, calibrated_bytes_per_s=25 * 10**9 if name == "b" else None) for name in names]
+    question = replace(problem(nodes, edges, package=model(30)), calibration=PROFILE)
+    spans = (LockedStage("a", 0, 10), LockedStage("b", 10, 20), LockedStage("c", 20, 30))
+    question = replace(question, request=replace(question.request, locked=LockedTopology(spans)))
+    plain = plan(replace(question, participants=tuple(replace(each, calibrated_bytes_per_s=None) for each in nodes)))
+    costs = HopCosts(rtt_multiplier_milli=1_100, per_hop_us=300, version=2)
+    calibrated = plan(replace(question, calibration=with_costs(PROFILE, costs)))
+    assert isinstance(plain, Plan)
+    assert isinstance(calibrated, Plan)
+    assert calibrated.calibration == "llama-cpp-rpc+live.2"
+    assert plan_from_document(plan_document(calibrated)).stages[1].slowness_milli == 4_000
+    before, after = (live_run(each, PROFILE, {}, measured_us=1_000_000, tokens=100) for each in (plain, calibrated))
+    assert after.stages == before.stages
+    assert after.extra_us == pytest.approx(before.extra_us, abs=4)
+    assert after.predicted_us > 1.9 * before.predicted_us
 
 
 def test_a_tied_output_layer_is_charged_to_the_head_of_a_star_once_and_to_nobody_s_last_stage() -> None:
