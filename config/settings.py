@@ -230,7 +230,9 @@ class RuntimeSettings(Section):
         description="llama_cpp: stage 0 in its own rpc-server (any device), or in llama-server on the CPU",
     )
     llama_output_layer: Literal["auto", "head", "last"] = Field(
-        default="auto", description="llama_cpp: where logits are made; auto = on the head when a token then costs less"
+        default="auto",
+        description="llama_cpp: where logits are made; auto = on the head when a token then costs less; "
+        "an embedding used for both: on the head, unless the coordinator's setting is last",
     )
     llama_direct_host: str = Field(
         default="",

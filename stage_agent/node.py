@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -88,7 +89,7 @@ async def _run_once(
     if settings.discovery.lan:
         require_zeroconf()
     directory = state_dir(settings)
-    calibration = load_calibration(settings.planner.calibration or OWN_PROFILE.get(settings.runtime.kind, "skippy"))
+    calibration = own_calibration(settings)
     mesh, identity = load_membership(directory), Identity.load(directory)
     if mesh is None:
         raise IdentityError(
@@ -138,6 +139,13 @@ async def _run_once(
 
 OWN_PROFILE = {"llama_cpp": "llama-cpp-rpc", "reference": "reference"}
 """What prices plans when nobody names a profile, by engine; other engines are taken for a plain chain."""
+
+
+def own_calibration(settings: Settings) -> Calibration:
+    """What prices this node's plans. Raises ``ConfigurationError``."""
+    found = load_calibration(settings.planner.calibration or OWN_PROFILE.get(settings.runtime.kind, "skippy"))
+    on_last = settings.runtime.kind == "llama_cpp" and settings.runtime.llama_output_layer == "last"
+    return replace(found, tied_output="last") if on_last else found
 
 
 def load_calibration(name: str) -> Calibration:

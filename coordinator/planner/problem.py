@@ -72,6 +72,8 @@ class Calibration:
     bandwidth_efficiency_milli: int = 1_000
     kv_touch_us: int = 0
     topology: Topology = "chain"
+    tied_output: Literal["head", "last"] = "head"
+    """Star: where logits are made when the output layer is the embedding (``readout.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,28 @@
 In a star every activation passes through the head, which holds the embedding. When the output layer is that same matrix
 (tied embeddings) the head computes the logits itself: the last stage then keeps no copy of it and streams none, the
 vocabulary's logits never cross a link, and the head streams the matrix once per token. That one pass is what charging the
-embedding to the first stage already prices.
+embedding to the first stage already prices. ``tied_output = "last"`` orders otherwise: the last stage holds and streams a copy
+of its own. The engine's head reads from its assignment which of the two the plan has charged, so both always agree.
 """
 
 from dataclasses import dataclass, replace
 
 from coordinator.model.package import ModelPackage
+from coordinator.planner.memory import parameter_bytes
 from coordinator.planner.problem import Calibration
 from coordinator.planner.transfer import transfer_us
 
 
 def as_placed(model: ModelPackage, calibration: Calibration) -> ModelPackage:
     """``model`` with its shared bytes where an engine of this topology holds them."""
-    if calibration.topology != "star" or not model.tied_embeddings:
+    if calibration.topology != "star" or not model.tied_embeddings or calibration.tied_output == "last":
         return model
     return replace(model, shared_last_bytes=max(0, model.shared_last_bytes - model.shared_first_bytes))
+
+
+def last_holds_copy(model: ModelPackage, layer_start: int, charged_bytes: int) -> bool:
+    """Whether a last stage from ``layer_start`` on was charged ``charged_bytes`` for a copy of the tied embedding, too."""
+    return charged_bytes >= parameter_bytes(model, layer_start, model.layer_count)
 
 
 @dataclass(frozen=True, slots=True)

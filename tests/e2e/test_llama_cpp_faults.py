@@ -166,7 +166,7 @@ def test_weights_that_a_worker_keeps_on_disk_are_not_sent_again(tmp_path, real) 
         sent = []
         cached = {**real, "llama_cache": True, "environment": {"LLAMA_CACHE": str(tmp_path / "kept")}}
         for _ in range(2):
-            async with two_stages(tmp_path, **{**cached, "llama_output_layer": "last"}) as (head, worker):
+            async with two_stages(tmp_path, last_bytes=10**9, **cached) as (head, worker):
                 await both(head, worker)
                 await head.runtime.activate(EPOCH, head.assignment)
                 sent.append(sum(each.counters.sent_bytes for each in head.runtime._head._listeners.values()))

@@ -253,12 +253,11 @@ class Head:
 
     async def _output_on_head(self, model: Path) -> str:
         """Whether to keep the output layer here: ``tied``, ``untied`` or empty."""
-        last = self._assignment.stages[-1].node_id
-        if self._settings.llama_output_layer == "last" or last == self._context.node_id:
+        last = self._assignment.stages[-1]
+        if last.node_id == self._context.node_id:
             return ""
-        speeds = self._context.readout_speeds(last)
-        forced = self._settings.llama_output_layer == "head"
-        return await asyncio.to_thread(output_on_head, model, speeds, forced=forced)
+        speeds = self._context.readout_speeds(last.node_id)
+        return await asyncio.to_thread(output_on_head, model, last, speeds, setting=self._settings.llama_output_layer)
 
     def _on_line(self, line: str) -> None:
         if (assigned := parse_assigned(line)) is not None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import psutil
 
 from coordinator.model.gguf_package import read_gguf_model
-from coordinator.planner.readout import ReadoutSpeeds, head_reads_out_cheaper
+from coordinator.planner.readout import ReadoutSpeeds, head_reads_out_cheaper, last_holds_copy
+from protocol.ballots import StageShare
 from stage_agent.model_files import FileSource, GgufFiles, locate
 from stage_agent.model_source import open_model
 
@@ -15,16 +16,18 @@ SPARE = 2
 """An output layer is only moved into a main memory that has so many times its bytes free."""
 
 
-def output_on_head(model: Path, speeds: ReadoutSpeeds, *, forced: bool) -> str:
+def output_on_head(model: Path, last: StageShare, speeds: ReadoutSpeeds, *, setting: str) -> str:
     """``tied``, ``untied``, or empty: leave it on the last stage. Raises ``ModelError``.
 
-    Tied to the embedding it is on the head anyway: no memory, and no vocabulary of logits on the last link. A matrix of its
-    own moves when ``forced``, or when a token then costs less and there is plenty of memory.
+    Tied to the embedding it is on the head anyway: no memory, and no vocabulary of logits on the last link. It stays there
+    unless the plan has charged ``last`` for a copy, whatever this node's own ``setting`` (``llama_output_layer``) is. A matrix
+    of its own moves when the setting is ``head``, or, with ``auto``, when a token then costs less and there is plenty of memory.
     """
-    if open_model(model).tied_embeddings:
-        return "tied"
-    if forced:
-        return "untied"
+    package = open_model(model)
+    if package.tied_embeddings:
+        return "" if last_holds_copy(package, last.layer_start, last.parameter_bytes) else "tied"
+    if setting != "auto":
+        return "untied" if setting == "head" else ""
     found = _output_layer(model)
     if found is None:
         return ""

@@ -7,6 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
+import numpy as np
+
 from config.settings import RuntimeSettings
 from protocol.ballots import StageAssignment, StageShare
 from protocol.errors import ModelError
@@ -30,6 +33,24 @@ def program(folder: Path) -> str:
     return str(path)
 
 
+def gguf_file(path, *, tied: bool):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(32)
+    writer.add_head_count(4)
+    shapes = {"token_embd.weight": (96, 32), "output_norm.weight": (32,), "blk.0.attn_q.weight": (32, 32)}
+    if not tied:
+        shapes["output.weight"] = (96, 32)
+    for name, shape in shapes.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @dataclass
 class Stage:
     node: object
@@ -46,7 +67,7 @@ class Stage:
 @contextlib.asynccontextmanager
 async def two_stages(
     tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, model_path=None,
-    digest=DIGEST, source="m", cut=3, layers=8, limit=3, direct=("", ""), **settings,
+    digest=DIGEST, source="m", cut=3, layers=8, limit=3, direct=("", ""), last_bytes=None, **settings,
 ):  # fmt: skip
     alpha, beta = nodes = mesh("alpha", "beta")
     standing_in = {
@@ -60,13 +81,15 @@ async def two_stages(
     )
     shares = (
         StageShare(node_id=alpha.id, layer_start=0, layer_end=cut, parameter_bytes=100 * cut),
-        StageShare(node_id=beta.id, layer_start=cut, layer_end=layers, parameter_bytes=100 * (layers - cut)),
+        StageShare(
+            node_id=beta.id, layer_start=cut, layer_end=layers, parameter_bytes=last_bytes or 100 * (layers - cut)
+        ),
     )
 
     def stand_in_path(_assignment):
         if wrong_model:
             raise ModelError("m.gguf is another model than the plan's")
-        return tmp_path / "m.gguf"
+        return gguf_file(tmp_path / "m.gguf", tied=False)
 
     async with running(alpha, beta), asyncio.TaskGroup() as tasks:
         await alpha.meet(beta)

@@ -1,11 +1,16 @@
 """Where logits are made: on the head when a token then costs less, never on a guess."""
 
-import gguf
-import numpy as np
 import pytest
 
-from coordinator.planner.readout import ReadoutSpeeds, head_reads_out_cheaper
+from config.settings import RuntimeSettings, Settings
+from coordinator.planner.memory import parameter_bytes
+from coordinator.planner.problem import Calibration
+from coordinator.planner.readout import ReadoutSpeeds, as_placed, head_reads_out_cheaper
+from protocol.ballots import StageShare
+from stage_agent.model_source import open_model
+from stage_agent.node import own_calibration
 from stage_agent.runtimes.llama_cpp.output_layer import output_on_head
+from tests.unit.llama_cpp.stages import gguf_file
 
 GB, GBIT = 10**9, 125_000_000
 OUTPUT_BYTES, LOGIT_BYTES = 860_000_000, 513_000
@@ -27,41 +32,46 @@ def test_the_cheaper_place_by_memory_and_link(head, last, link, cheaper, why) ->
     assert head_reads_out_cheaper(OUTPUT_BYTES, LOGIT_BYTES, ReadoutSpeeds(head, last, link)) is cheaper, why
 
 
-def gguf_file(path, *, tied: bool):
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(512)
-    writer.add_embedding_length(32)
-    writer.add_head_count(4)
-    shapes = {"token_embd.weight": (96, 32), "output_norm.weight": (32,), "blk.0.attn_q.weight": (32, 32)}
-    if not tied:
-        shapes["output.weight"] = (96, 32)
-    for name, shape in shapes.items():
-        writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 SLOW_LINK = ReadoutSpeeds(40 * GB, 40 * GB, GBIT)
 UNKNOWN = ReadoutSpeeds(None, None, None)
 FAST_LAST = ReadoutSpeeds(10**6, 10**12, 10**12)
 
 
 @pytest.mark.parametrize(
-    ("tied", "speeds", "forced", "place"),
+    ("tied", "speeds", "setting", "place"),
     [
-        (True, UNKNOWN, False, "tied"),
-        (True, FAST_LAST, False, "tied"),
-        (False, SLOW_LINK, False, "untied"),
-        (False, FAST_LAST, False, ""),
-        (False, UNKNOWN, False, ""),
-        (False, UNKNOWN, True, "untied"),
+        (True, UNKNOWN, "auto", "tied"),
+        (True, FAST_LAST, "last", "tied"),
+        (False, SLOW_LINK, "auto", "untied"),
+        (False, FAST_LAST, "auto", ""),
+        (False, UNKNOWN, "auto", ""),
+        (False, UNKNOWN, "head", "untied"),
+        (False, SLOW_LINK, "last", ""),
     ],
 )
 def test_a_tied_layer_is_on_the_head_anyway_and_its_own_matrix_moves_when_that_is_cheaper(
-    tied, speeds, forced, place, tmp_path
+    tied, speeds, setting, place, tmp_path
 ) -> None:
-    assert output_on_head(gguf_file(tmp_path / "m.gguf", tied=tied), speeds, forced=forced) == place
+    last = StageShare(node_id="beta", layer_start=0, layer_end=1, parameter_bytes=4_096)
+    assert output_on_head(gguf_file(tmp_path / "m.gguf", tied=tied), last, speeds, setting=setting) == place
+
+
+@pytest.mark.parametrize("setting", ["auto", "head", "last"])
+@pytest.mark.parametrize("tied_output", ["head", "last"])
+def test_a_tied_layer_is_where_the_plan_has_charged_it_whatever_the_head_is_set_to(
+    tied_output, setting, tmp_path
+) -> None:
+    path = gguf_file(tmp_path / "m.gguf", tied=True)
+    star = Calibration(name="llama-cpp-rpc", topology="star", tied_output=tied_output)
+    placed = as_placed(open_model(path), star)
+    last = StageShare(node_id="beta", layer_start=0, layer_end=1, parameter_bytes=parameter_bytes(placed, 0, 1))
+    found = output_on_head(path, last, UNKNOWN, setting=setting)
+    assert found == {"head": "tied", "last": ""}[tied_output]
+
+
+def test_the_coordinators_own_setting_decides_what_its_plans_charge() -> None:
+    for kind, setting, expected in (
+        ("llama_cpp", "auto", "head"), ("llama_cpp", "last", "last"), ("mapped", "last", "head"),
+    ):  # fmt: skip
+        runtime = RuntimeSettings(kind=kind, llama_output_layer=setting)
+        assert own_calibration(Settings(runtime=runtime)).tied_output == expected
