@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from config.absent import absent
 from config.settings import ApiSettings
 from stage_agent.api import commands, documents
 from stage_agent.api.events import MAX_EVENTS
@@ -28,6 +28,9 @@ from stage_agent.api.readiness import not_ready_reasons
 from stage_agent.api.snapshot import NodeSnapshot, NodeSnapshotSource, SlotView
 from stage_agent.api.stream import EventStreams
 from stage_agent.console import page
+
+with absent("html"):  # for tracebacks as pages, which nobody gets: 0.4 MB
+    from starlette.applications import Starlette
 
 MAX_BODY_BYTES = 262_144
 BODY_DEADLINE_S = 10.0

@@ -18,7 +18,7 @@ NodeRef = Annotated[str, Field(max_length=64, pattern=r"^[a-zA-Z0-9_.\-]*$")]
 class Command(BaseModel):
     """Base: frozen, strict, closed."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class PreviewPlan(Command):

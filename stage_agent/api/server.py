@@ -16,7 +16,8 @@ from config.absent import absent
 from config.settings import ApiSettings
 from protocol.errors import AddressError, ConfigurationError
 
-with absent("uvicorn.main", "uvicorn.supervisors", "uvicorn._subprocess"):  # click and multiprocessing: 1.5 MB
+# the command line with click, worker processes, and logging by configuration files (`log_config` is None): 2.3 MB
+with absent("uvicorn.main", "uvicorn.supervisors", "uvicorn._subprocess", "configparser", "logging.config"):
     from uvicorn.config import Config
     from uvicorn.server import Server
 

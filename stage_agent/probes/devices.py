@@ -5,6 +5,8 @@ per clock) and is marked ``spec``; an OpenCL measurement of the same device repl
 """
 
 import contextlib
+import ctypes
+import sys
 from typing import Any
 
 from protocol.rows import DeviceFact
@@ -14,6 +16,8 @@ MAX_DEVICES = 64
 
 def nvidia_devices() -> tuple[DeviceFact, ...]:
     """One fact per GPU; none without the package, the driver or a device."""
+    if "pynvml" not in sys.modules and not _driver_is_installed():
+        return ()
     try:
         import pynvml
     except ImportError:
@@ -30,6 +34,20 @@ def nvidia_devices() -> tuple[DeviceFact, ...]:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _driver_is_installed() -> bool:
+    """Asked before the package is imported: it weighs 1.1 MB for good, most machines have no such card.
+
+    Only Linux has one name for the library; elsewhere the package finds out.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _fact(pynvml: Any, handle: Any) -> DeviceFact:

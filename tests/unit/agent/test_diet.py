@@ -11,17 +11,41 @@ import pytest
 from protocol.errors import DaemonUnreachable
 from stage_agent.addresses import free_ports
 from stage_agent.cli.client import get_json
+from stage_agent.cli.main import run_paths
 
-PEAK_MB = 92
-"""80 were measured: 28 of them are shared libraries, 52 the process's own."""
+PEAK_MB = 80
+"""73 were measured: 28 of them are shared libraries, 45 the process's own."""
 
 HEAVY = (
     "numpy", "scipy", "matplotlib", "pandas", "simpy", "gguf",  # plans, benchmarks, scenarios
     "httpx", "httpcore",  # clients of engines
-    "rich", "pygments",  # tables
+    "rich", "pygments", "typer", "click",  # the command line
+    "OpenSSL", "service_identity", "attr", "certifi", "idna",  # authorities, which nobody here asks
+    "http.server", "socketserver", "urllib.request", "wsgiref", "html", "multiprocessing", "logging.config",  # servers
     "zeroconf", "pyopencl", "torch",  # extras
 )  # fmt: skip
-DAEMON = ("config.log", "stage_agent.cli.main", "stage_agent.cli.run", "stage_agent.node")
+DAEMON = ("stage_agent.cli.main", "stage_agent.daemon")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "paths"),
+    [
+        ("run", {}),
+        ("run --config a.toml", {"--config": Path("a.toml")}),
+        ("run --state-dir=s --config a.toml", {"--state-dir": Path("s"), "--config": Path("a.toml")}),
+        ("run --help", None),
+        ("run --config", None),
+        ("run --config --state-dir", None),
+        ("run --config a --config b", None),
+        ("run --config=", None),
+        ("run a.toml", None),
+        ("run --debugging x", None),
+        ("status", None),
+        ("", None),
+    ],
+)
+def test_only_a_plain_run_goes_past_the_command_lines_libraries(arguments: str, paths: dict[str, Path] | None) -> None:
+    assert run_paths(arguments.split()) == paths
 
 
 def test_the_daemon_does_not_load_what_most_nodes_never_need() -> None:
@@ -32,6 +56,19 @@ def test_the_daemon_does_not_load_what_most_nodes_never_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there the driver's library has one name")
+def test_where_there_is_no_driver_the_package_that_talks_to_it_is_not_loaded() -> None:
+    program = (
+        "import ctypes, sys\n"
+        "from stage_agent.probes.devices import nvidia_devices\n"
+        "def missing(name): raise OSError(name)\n"
+        "ctypes.CDLL = missing\n"
+        "print(nvidia_devices(), 'pynvml' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["()", "False"]
 
 
 def test_a_plan_can_still_be_made_by_a_daemon_that_did_not_load_the_planner() -> None:
