@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.field_runs import FieldRun
@@ -123,6 +122,8 @@ def fit_profile(
             f"{len(usable)} runs do not determine {', '.join(weak)}: add runs that differ in what they cost "
             "(round trip, number of stages, layers), or hold a parameter at its value",
         )
+    from scipy.optimize import least_squares  # a quarter of what `stagemesh --help` would wait for
+
     residuals = _residuals(usable, base, keys, hardware, known)
     bounds = ([PARAMETERS[key].low for key in keys], [PARAMETERS[key].high for key in keys])
     start = _start(keys)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.optimize import lsq_linear
 
 from coordinator.planner.problem import Calibration
 from coordinator.simulator.toml_table import ScenarioError
@@ -118,6 +117,8 @@ def parse_live_runs(name: str, text: str) -> tuple[LiveRun, ...]:
 
 def fit_live(runs: Sequence[LiveRun], calibration: Calibration) -> LiveFit:
     """The unknowns of ``runs`` (all of one profile, whose values ``calibration`` are), at least one of enough tokens."""
+    from scipy.optimize import lsq_linear  # a quarter of what `stagemesh --help` would wait for
+
     used = [run for run in runs if run.tokens >= MIN_TOKENS]
     assert used, "the caller refuses runs without enough tokens"
     names = sorted({stage.node for run in used for stage in run.stages})

@@ -71,6 +71,17 @@ def test_where_there_is_no_driver_the_package_that_talks_to_it_is_not_loaded() -
     assert done.stdout.split() == ["()", "False"]
 
 
+def test_help_does_not_wait_for_what_only_some_commands_compute_with() -> None:
+    program = (
+        "import sys\n"
+        "from stage_agent.cli.application import build_app\n"
+        "build_app(['--help'])\n"
+        "print(*(name for name in ('scipy', 'matplotlib', 'simpy', 'gguf', 'uvicorn') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_a_plan_can_still_be_made_by_a_daemon_that_did_not_load_the_planner() -> None:
     program = (
         "import sys\n"
