@@ -159,11 +159,11 @@ async def serving(bench: Bench, counts: dict[str, int]) -> AsyncIterator[Serving
             return process
 
         ports = free_ports(len(counts) + 1)
-        endpoints = []
+        endpoints, workers = [], []
         for name, port in zip(counts, ports[1:], strict=True):
             command = (bench.programs["llama_rpc_server"], "-H", "127.0.0.1", "-p", str(port), "-t", "1", "-d", "CPU")
             worker = start(*command)
-            (bench.groups[name] / "cgroup.procs").write_text(str(worker.pid))
+            workers.append((name, worker.pid))
             if name == "fast":
                 endpoints.append(f"127.0.0.1:{port}")
                 continue
@@ -188,9 +188,16 @@ async def serving(bench: Bench, counts: dict[str, int]) -> AsyncIterator[Serving
                         break
                 assert head.poll() is None, "llama-server ended while it loaded"
                 await asyncio.sleep(0.1)
+        for name, pid in workers:  # by now, so that throttled workers take their weights as fast as any
+            (bench.groups[name] / "cgroup.procs").write_text(str(pid))
         found = Serving(counts, url)
         await found.tpot_us(WARM_UP_TOKENS)
         yield found
+
+
+async def all_serving(stack: contextlib.AsyncExitStack, bench: Bench, splits: list[dict[str, int]]) -> list[Serving]:
+    """All side by side, loaded at the same time."""
+    return await asyncio.gather(*(stack.enter_async_context(serving(bench, split)) for split in splits))
 
 
 def links_text(delays_ms: dict[tuple[str, str], float]) -> str:
@@ -255,10 +262,13 @@ async def calibrated(bench: Bench, problem: PlanningProblem) -> tuple[tuple[Live
     names = {name: name for name in NAMES}
     times: dict[tuple[int, ...], list[float]] = {tried: [] for tried in TRIED}
     async with contextlib.AsyncExitStack() as stack:
-        ways = {
-            tried: await stack.enter_async_context(serving(bench, dict(zip(NAMES, tried, strict=True))))
-            for tried in TRIED
-        }
+        ways = dict(
+            zip(
+                TRIED,
+                await all_serving(stack, bench, [dict(zip(NAMES, tried, strict=True)) for tried in TRIED]),
+                strict=True,
+            )
+        )
         for _ in range(TRIED_ROUNDS):
             for tried, way in ways.items():
                 times[tried].append(await way.tpot_us())
@@ -279,7 +289,7 @@ async def compared(bench: Bench, splits: dict[str, dict[str, int]]) -> dict[str,
     """Times per token of every way, round by round; each round begins with another way."""
     times: dict[str, list[float]] = {way: [] for way in splits}
     async with contextlib.AsyncExitStack() as stack:
-        ways = {way: await stack.enter_async_context(serving(bench, split)) for way, split in splits.items()}
+        ways = dict(zip(splits, await all_serving(stack, bench, list(splits.values())), strict=True))
         order = list(ways)
         for turn in range(ROUNDS):
             for way in order[turn % 3 :] + order[: turn % 3]:
