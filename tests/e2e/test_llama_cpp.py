@@ -243,6 +243,49 @@ def test_what_the_plan_measured_becomes_a_profile_that_the_planner_takes(split, 
     assert (calibration.name, calibration.topology) == ("here", "star")
 
 
+TRUE_SLOWNESS = {"alpha": 1.0, "beta": 5.0, "gamma": 1.0}
+
+
+def test_what_live_runs_say_reaches_the_plans_of_the_mesh(split, tmp_path) -> None:
+    """Runs of four plans, on whose cuts beta takes five times as long as its bandwidth says; then asked at another node."""
+    runs = []
+    for index, counts in enumerate(((28, 1, 1), (1, 28, 1), (1, 1, 28), (10, 10, 10))):
+        stages = [
+            {"node": name, "layers": count, "work_us": 1_000 * count, "rtt_us": None if not place else 2_000}
+            for place, (name, count) in enumerate(zip(TRUE_SLOWNESS, counts, strict=True))
+        ]
+        measured_us = round(sum(TRUE_SLOWNESS[stage["node"]] * stage["work_us"] for stage in stages)) + 3_000
+        runs.append(
+            {"id": f"{index}", "profile": "llama-cpp-rpc", "stages": stages, "predicted_us": measured_us,
+             "measured_us": measured_us, "tokens": 1_000}
+        )  # fmt: skip
+    file, alpha = tmp_path / "runs.json", split.node("alpha").api
+    file.write_text(json.dumps({"live_runs": runs}))
+    command = [sys.executable, "-m", "stage_agent", "calibrate", str(file), "--node", split.node("beta").api]
+
+    def orders() -> dict[tuple[str, str], bool]:
+        return {
+            (each["kind"], each["subject"]): each["removed"] for each in get_json(alpha, "/api/v1/orders")["orders"]
+        }
+
+    def asked() -> tuple[str, int]:
+        """Which profile prices a plan, and how slow it takes beta to be."""
+        planned = post_json(alpha, "/api/v1/plan:preview", {"exclude_nodes": ["alpha", "gamma"]})
+        (stage,) = (each for each in planned["stages"] if each["node_id"] == beta)
+        return planned["calibration"], stage.get("slowness_milli", 1_000)
+
+    beta = next(each["node_id"] for each in get_json(alpha, "/api/v1/nodes")["nodes"] if each["name"] == "beta")
+    assert asked() == ("llama-cpp-rpc", 1_000)
+    subprocess.run([*command, "--apply"], capture_output=True, timeout=90, check=True)
+    split.watch.until("plans of another node by it", 20, lambda: asked() != ("llama-cpp-rpc", 1_000))
+    _, slowness_milli = asked()
+    assert 4_000 < slowness_milli < 6_000
+    assert orders()["node_speed", beta] is False
+    subprocess.run([*command, "--reset"], capture_output=True, timeout=90, check=True)
+    split.watch.until("planned by benchmark and profile again", 20, lambda: asked() == ("llama-cpp-rpc", 1_000))
+    assert ("node_speed", beta) not in orders()
+
+
 def test_a_killed_worker_ends_the_request_with_a_clear_error_and_the_next_plan_answers(split, unsplit) -> None:
     before = split.watch.serving()["term"]
     (worker,) = engines(split.node("beta"), "ggml-rpc")
