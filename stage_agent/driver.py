@@ -30,7 +30,7 @@ from protocol.ballots import (
     Stage,
     StageProgress,
 )
-from protocol.beat import BEAT_US, at_beat_us, phase_us
+from protocol.beat import next_slow_beat_us, phase_us
 from protocol.errors import StateError
 from protocol.fencing import epoch_from_wire
 from protocol.ids import NodeId, Slot
@@ -50,6 +50,7 @@ from protocol.messages import (
 from protocol.quic.interface import Transport
 from protocol.rows import NodeRow
 from protocol.wire import Epoch
+from stage_agent.alarm import Alarm
 from stage_agent.clock import monotonic_us
 from stage_agent.documents import Published, PublishedPlans, published_message
 from stage_agent.journal import Journal
@@ -64,7 +65,6 @@ from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
 from stage_agent.wishes import Wishes
 
-TICK_US = 1_000_000
 LOOK_US = 5_000_000
 """Without news, a mesh that serves nothing is looked at only this often: at 32 nodes each look costs 3 ms of processor."""
 REFRESH_US = 100_000
@@ -96,12 +96,11 @@ class Driver:
     _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _pumping: bool = False
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _alarm: Alarm = field(default_factory=Alarm)
     _dirty_us: int | None = None
     _row_dirty: bool = True
     _next_tick_us: int = 0
     _next_look_us: int = 0
-    _armed_us: int = 0
     _coordinator_due_us: int | None = None
     _coordinator_moved: bool = True
     _seen_revision: int = -1
@@ -124,8 +123,7 @@ class Driver:
             self._pumping = False
         if self.membership.revision != self._seen_revision:
             self.members_changed()
-        if self._due_us() < self._armed_us:
-            self._wake.set()
+        self._alarm.move(self._due_us())
 
     def orders_changed(self) -> None:
         """An operator said something here: told to everybody, obeyed at once if this node coordinates."""
@@ -176,14 +174,8 @@ class Driver:
     async def run_timers(self) -> None:
         """Call every core when it wants to be called, and look at everything now and then."""
         while True:
-            self._armed_us = self._due_us()
-            wait_s = max(0, self._armed_us - monotonic_us()) / 1e6
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                self.post(self._on_time)
+            await self._alarm.wait(self._due_us())
+            self.post(self._on_time)
 
     def _due_us(self) -> int:
         """The earliest moment at which something wants to happen; asked after every input, so it must be cheap."""
@@ -211,11 +203,11 @@ class Driver:
             self.carry_coordinator(self.coordinator.on_timer(now_us))
 
     def _tick(self, now_us: int) -> None:
-        self._next_tick_us = at_beat_us(now_us + TICK_US - BEAT_US // 2, phase_us(self.node_id))
+        self._next_tick_us = next_slow_beat_us(now_us, phase_us(self.node_id))
         looks = now_us >= self._next_look_us
         self._row_dirty |= looks or bool(self.agent.facts(now_us))  # timings of stages come without being called
         if looks or self.wishes.known:
-            self.members_changed()
+            self._dirty_us = now_us  # shown in this wake, not in one of its own
         if slept_us := self._suspend.gap_us():
             self.journal.tell(
                 "clock_gap", f"the machine slept for {slept_us / 1e6:.0f} s", "warning", slept_us=slept_us

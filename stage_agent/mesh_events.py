@@ -3,7 +3,7 @@
 import asyncio
 from typing import assert_never
 
-from protocol.beat import BEAT_US, at_beat_us, phase_us
+from protocol.beat import next_slow_beat_us, phase_us
 from protocol.errors import WireError
 from protocol.ids import NodeId
 from protocol.membership import effects
@@ -28,8 +28,6 @@ from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from stage_agent.stage_runner import StageRunner
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.tunnel.wire import TUNNEL_KIND
-
-LOOK_US = 1_000_000
 
 
 class MeshEvents:
@@ -78,7 +76,7 @@ class MeshEvents:
         phase, seen = phase_us(self._driver.node_id), -1
         while True:
             now_us = monotonic_us()
-            await asyncio.sleep((at_beat_us(now_us + LOOK_US - BEAT_US // 2, phase) - now_us) / 1e6)
+            await asyncio.sleep((next_slow_beat_us(now_us, phase) - now_us) / 1e6)
             if seen != self._membership.revision:
                 seen = self._membership.revision
                 self._driver.post(self.paths.look)

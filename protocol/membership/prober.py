@@ -5,7 +5,7 @@ through up to three helpers; after the timeout once more the probe has failed. T
 RTT of the link, at least 500 ms, at most 2 s, times (1 + local health). Local health (Lifeguard) rises when this node
 seems to be the culprit: a failed probe while nobody else was heard either, a refutation of its own death, a late loop.
 
-Rates: up to 16 nodes everybody is probed every second; up to 64 this node sends four probes a second in all, and more
+Rates: up to 4 nodes everybody is probed every second; up to 64 this node sends two probes a second in all, and more
 where a peer would wait longer than ``SETTLED_INTERVAL_US``; above, one a second over its connections. So every node is
 probed at least once a second by somebody, and it is the first failed probe that starts everybody else's: more probes only
 cost. A link whose RTT has not settled is probed as soon as a sample may settle it. Above 64 the nearest peers are measured
@@ -33,8 +33,8 @@ RELAY_US = 5_000_000
 DATAGRAM_MISSES = 8
 """Consecutive probes answered by stream only, after which datagrams count as blocked on that path."""
 DATAGRAM_RETRY_US = 30_000_000
-SETTLED_INTERVAL_US = 8_000_000
-"""Three probes fit into the 30 s after which an RTT counts as stale, so that one lost datagram unsettles no link."""
+SETTLED_INTERVAL_US = 20_000_000
+"""An RTT counts as stale after 30 s: a lost datagram is sent again after a second or so, and unsettles no link."""
 REQUESTED_INTERVAL_US = 5_000_000
 REQUESTED_MAX = 64
 PAUSE_US = 1_000_000
@@ -322,8 +322,13 @@ class Prober:
             # Datagrams are blocked or were never possible here: the stream is the path, and its minimum is honest.
             self._measured(target, arrived_us - ack.held_us - sent_us, now_us)
         misses = self._misses[target] = self._misses.get(target, 0) + 1
-        if misses >= DATAGRAM_MISSES and target not in self._retry_us:
+        if target in self._retry_us:
+            return
+        if misses >= DATAGRAM_MISSES:
             self._retry_us[target] = now_us + DATAGRAM_RETRY_US
+        elif self._ground.everyone_connects:  # else a link would wait a whole interval for its sample
+            soon_us = self._ground.settings.probe_interval_us
+            self._ground.timers.set("probe", target, now_us + soon_us // 2 + self._ground.jitter(soon_us))
 
     def _vouched(self, ack: Ack, sender: NodeId, probe: Probe, now_us: int) -> None:
         if ack.target != probe.target or sender not in probe.helpers:

@@ -13,7 +13,7 @@ from functools import partial
 
 from config.settings import ListenSettings, QuicSettings
 from protocol.admission import AdmissionBook
-from protocol.beat import BEAT_US, at_beat_us, phase_us
+from protocol.beat import next_slow_beat_us, phase_us
 from protocol.errors import AddressError, ConfigurationError
 from protocol.ids import MeshId, NodeId
 from protocol.messages import Hello, Message
@@ -45,8 +45,8 @@ from protocol.quic.tls import LaneContexts
 from protocol.quic.tls_carrier import TlsCarrier
 from protocol.quic.udp_socket import bind_udp
 
-SLOW_SWEEPS = 4
-"""Sweeps, one at every beat, between looks at the conditioner's file, at silent sessions, and over which the worst loop lag is kept."""
+SWEEP_US = 250_000
+"""Between sweeps while a session begins or ends. At every slow beat they also look at silent sessions and the conditioner's file."""
 CLOSE_GRACE_S = 0.05
 """Time for the last packets of a shutdown to leave."""
 PORT_TRIES = 16
@@ -268,18 +268,19 @@ class QuicTransport:
     # ---- clockwork --------------------------------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
-        phase, now_us = phase_us(self._identity.node_id), self._clock_us()
-        sweeps, worst_s, recent_s, version = 0, 0.0, 0.0, self.table.book.version
+        phase, version = phase_us(self._identity.node_id), self.table.book.version
+        slow_us = next_slow_beat_us(self._clock_us(), phase)
+        worst_us = recent_us = 0
         while True:
-            due_us = at_beat_us(now_us + BEAT_US // 2, phase)
+            now_us = self._clock_us()
+            due_us = min(slow_us, now_us + SWEEP_US) if self.table.in_motion else max(slow_us, now_us)
             await asyncio.sleep((due_us - now_us) / 1_000_000)
             now_us = self._clock_us()
-            recent_s = max(recent_s, (now_us - due_us) / 1_000_000)
-            sweeps += 1
-            if sweeps % SLOW_SWEEPS == 0:
-                worst_s, recent_s = recent_s, 0.0
+            recent_us = max(recent_us, now_us - due_us)
+            self.counters.loop_lag_us = max(worst_us, recent_us)
+            if now_us >= slow_us:
+                slow_us, worst_us, recent_us = next_slow_beat_us(now_us, phase), recent_us, 0
                 self._slow_sweep()
-            self.counters.loop_lag_us = round(max(worst_s, recent_s) * 1_000_000)
             self.table.sweep()
             if version != self.table.book.version:
                 version = self.table.book.version

@@ -224,6 +224,11 @@ class Session:
         if self.state is State.OPEN:
             self._deadline_us = None
 
+    @property
+    def in_motion(self) -> bool:
+        """It begins, is measured, is on its way out, or is not judged yet."""
+        return self.state is not State.OPEN or self._deadline_us is not None or self.waiting is not None
+
     def overdue(self, now_us: int, read_timeout_us: int) -> str:
         """Why this session must end now; empty when it need not."""
         if self._deadline_us is not None and now_us >= self._deadline_us:

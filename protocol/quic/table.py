@@ -91,6 +91,11 @@ class PeerTable:
         """Sessions that are not, or not yet, a peer's."""
         return sum(session.state not in {State.OPEN, State.TRIAL} for session in self._sessions)
 
+    @property
+    def in_motion(self) -> bool:
+        """Whether ``sweep`` may soon have something to do, and should be called several times a second."""
+        return any(session.in_motion for session in self._sessions)
+
     def add(self, session: Session) -> None:
         """Follow a new session until it ends."""
         self._sessions.add(session)
@@ -125,7 +130,7 @@ class PeerTable:
             session.end(reason)
 
     def sweep(self) -> None:
-        """End what is overdue and whom the book no longer holds. Call several times a second."""
+        """End what is overdue and whom the book no longer holds. Once a second, and more often while ``in_motion``."""
         now_us = self._clock_us()
         self._tell_admissions()
         self.trials.sweep()

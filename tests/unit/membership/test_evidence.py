@@ -39,7 +39,7 @@ def test_an_accusation_of_a_connected_node_causes_a_probe_and_nothing_else() -> 
 
 
 def test_a_probe_goes_by_datagram_then_by_stream_and_through_helpers_before_it_fails() -> None:
-    bench = Bench()
+    bench = Bench(settings=MembershipSettings(probe_everyone_up_to=16))
     for number in range(1, 6):
         bench.connect(number)
     bench.run(3, bench.answer_pings_of(1, 2, 3, 4, 5))
