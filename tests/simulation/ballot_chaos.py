@@ -1,8 +1,6 @@
 """One run: a calm mesh serves, storms break everything that can break, then a healed mesh must converge and serve again.
 
-python -m tests.simulation.ballot_chaos SEED [short]         replays a seed and prints what happened
-python -m tests.simulation.ballot_chaos SEED [short] keep    prints its scenario, to be kept as a file
-python -m tests.simulation.ballot_chaos FILE                 replays a kept scenario
+``python -m tests.simulation.ballot_chaos`` replays a seed or a kept scenario and prints what happened: ``ballot_replay``.
 
 *Converged* means: one coordinator in the eyes of every node, one whole plan per model, loaded and serving by each agent's
 own word whatever the coordinator's view still shows, and nothing else serving anywhere.
@@ -14,12 +12,12 @@ node that is needed: nodes that flapped settle for 8 s × 2^flaps, nodes that fa
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.simulation.ballot_checkers import ViolationError
 from tests.simulation.ballot_faults import Striker
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant, Weather
-from tests.simulation.ballot_scenario import STORMS, Scenario, make_scenario, read_scenario
+from tests.simulation.ballot_replay import command, read_command
+from tests.simulation.ballot_scenario import STORMS, Scenario, make_scenario
 
 OPENING_US = 60 * SECOND
 HEAL_US = 30 * SECOND
@@ -32,11 +30,10 @@ SERVED_WHILE_STAYING = 10
 class SeedFailedError(AssertionError):
     """Names the seed, the violation, the last events and the command that replays it."""
 
-    def __init__(self, scenario: Scenario, problem: str, mesh: BallotMesh) -> None:
+    def __init__(self, scenario: Scenario, problem: str, mesh: BallotMesh, variant: Variant | None) -> None:
         recent = "\n".join(mesh.history[-60:])
-        again = f"python -m tests.simulation.ballot_chaos {scenario.seed}{' short' if scenario.short else ''}"
-        super().__init__(f"seed {scenario.seed}: {problem}\nreplay: {again}\n{recent}")
-        self.problem = problem
+        self.problem, self.replay = problem, command(scenario, variant)
+        super().__init__(f"seed {scenario.seed}: {problem}\nreplay: {self.replay}\n{recent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def run_scenario(scenario: Scenario, variant: Variant | None = None) -> Outcome:
         # Once more after it had time to change its mind: a better plan may be worth a move.
         _await_convergence(mesh, "a second time")
     except (ViolationError, AssertionError) as error:
-        raise SeedFailedError(scenario, str(error) or repr(error), mesh) from error
+        raise SeedFailedError(scenario, str(error) or repr(error), mesh, variant) from error
     return Outcome(
         seed=scenario.seed,
         nodes=len(mesh.node_ids),
@@ -148,13 +145,12 @@ def _must_serve(mesh: BallotMesh) -> None:
 
 
 def main(words: list[str]) -> None:
-    """See the module's text."""
-    what = words[0]
-    scenario = make_scenario(int(what), short="short" in words) if what.isdigit() else read_scenario(Path(what))
-    if "keep" in words:
-        print(scenario.to_text(), end="")
+    """See ``ballot_replay``."""
+    asked = read_command(words)
+    if asked.keep:
+        print(asked.scenario.to_text(), end="")
         return
-    outcome = run_scenario(scenario)
+    outcome = run_scenario(asked.scenario, asked.variant)
     print("\n".join(outcome.history))
     print(f"{outcome.requests} requests, {outcome.activations} activations: all invariants hold")
 

@@ -1,7 +1,7 @@
 """What happens to one mesh: its machines and its faults, made from a seed or read from a file of a case that is kept."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +13,7 @@ STORMS = 3
 STORM_US = 30 * SECOND
 LULL_US = 15 * SECOND
 PAUSE_US = 60 * SECOND
+_ELSEWHERE = {"faults", "origin"}
 ALWAYS: tuple[Kind, ...] = (
     "crash",
     "crash",
@@ -51,11 +52,17 @@ class Scenario:
     short: bool = False
     nodes: int | None = None
     slots: int = 1
+    storms: int = STORMS
+    clones: bool = False
+    full_disks: bool = False
     why: str = ""
+    origin: str = field(default="", compare=False)
+    """The file it was read from; empty when it was made from its seed."""
 
     def mesh(self, variant: Variant | None = None) -> BallotMesh:
         """Before anything happened."""
-        made = variant or Variant()
+        given = variant or Variant()
+        made = replace(given, clones=given.clones or self.clones, full_disks=given.full_disks or self.full_disks)
         return BallotMesh(self.seed, short_waits(made) if self.short else made, self.nodes, slots=self.slots)
 
     @property
@@ -65,7 +72,7 @@ class Scenario:
 
     def to_text(self) -> str:
         """JSON with one fault a line."""
-        document = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "faults"}
+        document = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _ELSEWHERE}
         faults = [json.dumps({key: value for key, value in asdict(each).items() if value}) for each in self.faults]
         head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
         return head + ',\n "faults": [\n  ' + ",\n  ".join(faults) + "\n ]\n}\n"
@@ -77,7 +84,7 @@ def read_scenario(path: Path) -> Scenario:
     faults = tuple(
         Fault(**{"at_us": 0, **each, "numbers": tuple(each.get("numbers", ()))}) for each in document.pop("faults")
     )
-    return Scenario(**document, faults=faults)
+    return Scenario(**document, faults=faults, origin=str(path))
 
 
 def make_scenario(
@@ -107,7 +114,15 @@ def make_scenario(
         last_us = storms * (STORM_US + LULL_US) - PAUSE_US - SECOND
         faults.append(Fault(random.randrange(last_us), "pause the coordinator", PAUSE_US, (random.randrange(100),)))
     faults.sort(key=lambda fault: fault.at_us)
-    return Scenario(seed, tuple(faults), short=short, slots=1 if seed % 5 else 2)
+    return Scenario(
+        seed,
+        tuple(faults),
+        short=short,
+        slots=1 if seed % 5 else 2,
+        storms=storms,
+        clones=clones,
+        full_disks=full_disks,
+    )
 
 
 def _moments(random: Random) -> list[int]:

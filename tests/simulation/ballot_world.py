@@ -60,6 +60,10 @@ class Variant:
     replan: ReplanSettings = field(default_factory=ReplanSettings)
     planner: PlannerSettings = PLANNER
 
+    def plain(self) -> "Variant":
+        """Without what a scenario says of itself: whose identity is cloned, whose disk is full."""
+        return replace(self, clones=False, full_disks=False)
+
 
 def short_waits(variant: Variant | None = None) -> Variant:
     """``variant`` with waits of seconds instead of minutes."""

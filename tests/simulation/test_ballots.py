@@ -1,10 +1,11 @@
 """Real coordinators, agents, fences and codec under chaos: safety after every event, convergence after healing.
 
-A failing seed prints the command that replays it. When its cause is fixed, keep its *scenario* (``… SEED keep`` prints it)
+A failing seed prints the command that replays it. When its cause is fixed, keep its *scenario* (``… --keep`` prints it)
 in ``kept/`` with its cause in ``why``: a list of faults outlives changes of the generator, a seed does not.
 """
 
 import json
+import shlex
 import statistics
 import time
 from collections import Counter
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.ballot_chaos import Outcome, run_scenario, run_seed
+from tests.simulation.ballot_bugs import BUGS
+from tests.simulation.ballot_chaos import Outcome, SeedFailedError, main, run_scenario, run_seed
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
+from tests.simulation.ballot_replay import command, read_command
 from tests.simulation.ballot_scenario import make_scenario, read_scenario
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
@@ -77,6 +80,38 @@ def test_a_scenario_reads_as_it_was_written(tmp_path):
     path = tmp_path / "case.json"
     path.write_text(scenario.to_text())
     assert read_scenario(path) == scenario
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("an activation before all are ready", 0), ("a ballot without the instance and a cloned id", 57)],
+)
+def test_the_command_printed_with_a_failing_seed_finds_the_same_problem_again(name, seed):
+    variant, _ = BUGS[name]
+    with pytest.raises(SeedFailedError) as first:
+        run_seed(seed, variant, short=True, storms=2)
+    program, *words = shlex.split(str(first.value).splitlines()[1].removeprefix("replay: "))[2:]
+    assert program == "tests.simulation.ballot_chaos"
+    with pytest.raises(SeedFailedError) as again:
+        main(words)
+    assert str(again.value) == str(first.value)
+
+
+@pytest.mark.parametrize("full_disks", [False, True])
+@pytest.mark.parametrize("clones", [False, True])
+@pytest.mark.parametrize("storms", [1, 2, 3])
+def test_a_replay_command_names_everything_a_scenario_is_made_from(storms, clones, full_disks):
+    made = make_scenario(11, short=True, storms=storms, clones=clones, full_disks=full_disks)
+    words = shlex.split(command(made))[3:]
+    assert read_command(words).scenario == made
+
+
+def test_a_kept_scenario_is_replayed_from_its_file(tmp_path):
+    path = tmp_path / "a case.json"
+    path.write_text(make_scenario(4, clones=True).to_text())
+    replay = read_command(shlex.split(command(read_scenario(path)))[3:])
+    assert replay.scenario == read_scenario(path)
+    assert replay.scenario.mesh().variant.clones
 
 
 def test_disks_that_are_full_for_a_while_break_nothing_either():
