@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo 'make demo      three agents on this machine form a mesh, plan a model, place it, and generate with it (ARGS=--once: and end)'
-	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without)'
+	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without, ENGINE=required: not without)'
 	@echo 'make setup     only install, into .venv'
 	@echo 'make gate      lint, import rules, types'
 	@echo 'make bench     measurements; results are appended to tests/bench/results'
@@ -38,7 +38,7 @@ demo: setup
 
 test: setup
 ifneq ($(ENGINE),no)
-	@test "$$(uname -sm)" != 'Linux x86_64' || $(MAKE) --no-print-directory engine || echo 'no real engine: its tests are skipped (ENGINE=no does not try)'
+	@test "$$(uname -sm)" != 'Linux x86_64' || $(MAKE) --no-print-directory engine || { echo 'no real engine: its tests $(if $(filter required,$(ENGINE)),would be skipped (ENGINE=no: without),are skipped (ENGINE=no does not try))'; test '$(ENGINE)' != required; }
 endif
 	$(BIN)/python -m pytest -m 'not nightly and not bench' $(ARGS)
 

@@ -1,6 +1,7 @@
 """The real programs in two in-process nodes: faults that a whole mesh is too slow to show, and placements that it does not use."""
 
 import asyncio
+import contextlib
 
 import httpx
 import psutil
@@ -96,20 +97,30 @@ def test_an_rpc_server_that_is_gone_is_not_left_out_silently(tmp_path, real) -> 
     run(main())
 
 
+MAJOR_VERSION_AT = 8
+"""In what an rpc-server says first: a length of eight bytes, then the protocol's major version."""
+
+
+async def pump(reader, writer, greeting: bytearray | None = None) -> None:
+    """One direction of a relay, at whatever size the bytes come; of a ``greeting`` the major version is made another."""
+    with contextlib.suppress(ConnectionError):
+        while piece := bytearray(await reader.read(65_536)):
+            if greeting is not None and len(greeting) <= MAJOR_VERSION_AT:
+                position = MAJOR_VERSION_AT - len(greeting)
+                greeting += piece
+                if position < len(piece):
+                    piece[position] += 1
+            writer.write(piece)
+    writer.close()
+
+
 async def of_another_version(worker) -> asyncio.Server:
     """A relay before the rpc-server that makes its protocol's major version another."""
     to = worker.runtime._door[1].port
 
     async def carry(reader, writer) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", to)
-        while asked := await reader.read(65_536):
-            far_writer.write(asked)
-            told = bytearray(await far_reader.read(65_536))
-            if len(told) > 8:
-                told[8] += 1  # the greeting: a length of eight bytes, then the major version
-            writer.write(told)
-        far_writer.close()
-        writer.close()
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer, bytearray()))
 
     return await asyncio.start_server(carry, "127.0.0.1", 0)
 
