@@ -178,7 +178,7 @@ class Active(Wire):
 
 
 class Abort(Wire):
-    """Forget what was accepted at ``ballot``; the promise and the active plan stay."""
+    """Forget what was accepted at ``ballot``; the promise and the active plan stay. Only its own coordinator may say so."""
 
     type: Literal["abort"] = "abort"
     ballot: Epoch
@@ -189,7 +189,7 @@ class Abort(Wire):
 class Retire(Wire):
     """Unload what is active at ``ballot``: the model is not served any more, or this agent is not in the new plan.
 
-    Obeyed from the ballot's own coordinator, or from one that names a newer ballot in ``superseded_by``.
+    What was only accepted at it is forgotten as by ``Abort``. Obeyed from the ballot's own coordinator, or from one that names a newer ballot in ``superseded_by``.
     """
 
     type: Literal["retire"] = "retire"

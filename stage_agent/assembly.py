@@ -34,6 +34,7 @@ from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
 from stage_agent.own_process import OwnProcess
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.recall import Recall
 from stage_agent.runtimes.direct import DIRECT_ENGINE, direct_warning, is_direct
 from stage_agent.runtimes.factory import keeps_loads
 from stage_agent.said import CONFIGURED_SPACE, SERVED_SPACE, is_drained, restored_orders
@@ -135,6 +136,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         tasks=tasks,
         planner_pool=pool,
         remember=events.remember,
+        persisted=Recall(prepared.store, agent, prepared.journal),
     )
     admittance = Admittance(prepared.identity, driver, switches, tasks)
     own_process = OwnProcess(driver, switches, transport.table.outrank)
@@ -218,6 +220,7 @@ def _agent(prepared: Prepared) -> StageAgent:
         now_us=monotonic_us(),
         settings=settings.election,
         keeps_loads=keeps_loads(settings.runtime),
+        amnesia=prepared.store.amnesia,
     )
 
 

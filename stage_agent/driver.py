@@ -92,6 +92,7 @@ class Driver:
     tasks: asyncio.TaskGroup
     planner_pool: ThreadPoolExecutor
     remember: Callable[[told.MemberChanged | told.Conflict], None] = lambda _: None
+    persisted: Callable[[], None] = lambda: None
     published: PublishedPlans = field(default_factory=PublishedPlans)
     _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
@@ -222,7 +223,10 @@ class Driver:
         self._dirty_us, self._seen_revision = None, self.membership.revision
         members = self.membership.members(now_us)
         facts = tuple(facts_of(member) for member in members.values())
-        self.agent.on_members(frozenset(each.node_id for each in facts if each.connected))
+        self.agent.on_members(
+            frozenset(each.node_id for each in facts if each.connected),
+            max((each.row.max_term for each in facts), default=0),
+        )
         self.membership.request_measurements(partners(facts, self.node_id))
         self.carry_coordinator(self.coordinator.on_members(facts, now_us))
         rows = tuple(each.row for each in facts if each.connected)
@@ -307,6 +311,7 @@ class Driver:
                         self.agent.on_state(available=False)
                         self._state_retry_us = monotonic_us() + STATE_RETRY_US
                         return
+                    self.persisted()
                 case staged.Reply(peer, message):
                     self.narrator.reply(message)
                     self._send(peer, message)

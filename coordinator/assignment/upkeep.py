@@ -7,7 +7,7 @@ leaves alone until its rows have shown for a while that it is no plan.
 from coordinator.assignment.effects import Decided, Decision, Effect, Send
 from coordinator.assignment.running import RunningPlan
 from coordinator.view import ClusterView
-from protocol.ballots import Abort, Keepalive, Retire
+from protocol.ballots import Keepalive, Retire
 from protocol.fencing import PlanEpoch, epoch_from_wire, epoch_to_wire
 from protocol.ids import NodeId, Slot
 
@@ -50,7 +50,7 @@ class Strays:
     def clear(
         self, slot: Slot, running: RunningPlan | None, view: ClusterView, claim: PlanEpoch, now_us: int
     ) -> list[Effect]:
-        """Retire and abort what is due; remembers the rest."""
+        """Retire what is due, served or only accepted; remembers the rest."""
         effects: list[Effect] = []
         seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
         for node_id, member in view.connected.items():
@@ -67,8 +67,7 @@ class Strays:
                         effects.append(_foreign(slot, node_id, active, fact.plan_hash, now_us))
             accepted = None if fact.accepted is None else epoch_from_wire(fact.accepted)
             if running is not None and accepted is not None and accepted < running.ballot:
-                abort = Abort(ballot=epoch_to_wire(accepted), slot=slot, reason="a newer plan serves")
-                effects.append(Send(node_id, abort))
+                effects.append(_retire(slot, accepted, node_id, running.ballot, "a newer plan serves"))
         self._seen_us = seen_us
         self._told &= seen_us.keys()
         return effects

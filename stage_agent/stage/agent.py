@@ -17,6 +17,7 @@ from typing import Final, assert_never
 
 from config.settings import ElectionSettings
 from protocol.ballots import (
+    Abort,
     Activate,
     BallotMessage,
     Keepalive,
@@ -25,8 +26,9 @@ from protocol.ballots import (
     Stage,
 )
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire, epoch_to_wire
-from protocol.ids import Instance, NodeId, Slot
+from protocol.ids import Instance, NodeId, Slot, Term
 from protocol.rows import StageFact
+from stage_agent.stage.amnesia import Amnesia
 from stage_agent.stage.claims import Claims, refusal_of
 from stage_agent.stage.effects import (
     Count,
@@ -67,8 +69,12 @@ class StageAgent:
         settings: ElectionSettings | None = None,
         fence: BallotFence | None = None,
         keeps_loads: bool = True,
+        amnesia: bool = False,
     ) -> None:
-        """``keeps_loads``: the engine can serve another plan with the same layers as they are loaded."""
+        """``keeps_loads``: the engine can serve another plan with the same layers as they are loaded.
+
+        ``amnesia``: the records were lost, see ``stage_agent.stage.amnesia``.
+        """
         self._node_id: Final = node_id
         self._instance: Final = instance
         self._settings: Final = settings or ElectionSettings()
@@ -89,11 +95,23 @@ class StageAgent:
             fence=fence or BallotFence(),
         )
 
+        self._amnesia: Final = Amnesia(now_us + self._settings.settle_us) if amnesia else None
+
     # ------------------------------------------------------------------ what is around
 
-    def on_members(self, alive: frozenset[NodeId]) -> None:
-        """Who is connected. A coordinator that is gone does not keep others from campaigning."""
+    def on_members(self, alive: frozenset[NodeId], max_term: Term = 0) -> None:
+        """Who is connected, and the highest term in their rows.
+
+        A coordinator that is gone does not keep others from campaigning.
+        """
         self._claims.alive = alive | {self._node_id}
+        if self._amnesia is not None:
+            self._amnesia.heard(max_term)
+
+    @property
+    def remembers(self) -> bool:
+        """The records were never lost, or hold a promise again."""
+        return self._amnesia is None or any(state.record.promised != NO_EPOCH for state in self._slots.values())
 
     def on_memory(self, usable_memory_bytes: int) -> None:
         """Usable memory changed. What is loaded stays; the next ``Stage`` is judged by the new figure."""
@@ -140,7 +158,7 @@ class StageAgent:
     def on_message(self, sender: NodeId, message: BallotMessage, now_us: int) -> list[StageEffect]:
         """A coordinator's word. ``sender`` comes from the handshake, never from the payload."""
         ballot, slot = epoch_from_wire(message.ballot), Slot(message.slot)
-        if isinstance(message, Prepare | Stage | Activate) and sender != ballot.node_id:
+        if isinstance(message, Prepare | Stage | Activate | Abort) and sender != ballot.node_id:
             return [Count("ballot_sender_mismatch")]
         self._remember(slot)
         state = self._slots.get(slot)
@@ -153,12 +171,9 @@ class StageAgent:
                     Reply(sender, refusal_of(message, NO_EPOCH, "state_unavailable", "slots full")),
                 ]
             state = self._slots[slot] = SlotState(slot, kept_at_us=now_us)
-        if not self._state_available and not isinstance(message, Keepalive):
-            return [
-                Reply(
-                    sender, refusal_of(message, state.record.promised, "state_unavailable", "the state is not writable")
-                )
-            ]
+        refusal = self._unfit_for(state, message, ballot, now_us)
+        if refusal is not None:
+            return [Count("ballot_refused"), Reply(sender, refusal)]
         effects = self._claims.judge(state, sender, message, ballot, now_us)
         if sender == ballot.node_id:
             if ballot == state.record.current:
@@ -166,6 +181,16 @@ class StageAgent:
             if ballot == state.record.promised:
                 state.kept_at_us = now_us
         return effects
+
+    def _unfit_for(self, state: SlotState, message: BallotMessage, ballot: PlanEpoch, now_us: int) -> Nack | None:
+        """Why this node can promise nothing now, whatever the ballot is worth: no disk, or no memory of what was promised."""
+        promised = state.record.promised
+        if not self._state_available and not isinstance(message, Keepalive):
+            return refusal_of(message, promised, "state_unavailable", "the state is not writable")
+        if self._amnesia is not None and isinstance(message, Prepare) and promised == NO_EPOCH:
+            lost = self._amnesia.refusal(ballot, now_us)
+            return None if lost is None else refusal_of(message, self._amnesia.promised, *lost)
+        return None
 
     def _unknown_slot(self, sender: NodeId, message: BallotMessage) -> list[StageEffect]:
         if isinstance(message, Activate | Keepalive):

@@ -248,6 +248,10 @@ def test_a_message_in_the_name_of_another_node_is_dropped_and_counted():
     made = agent()
     assert tell(made, prepare(ballot(1)), sender="rival") == [Count("ballot_sender_mismatch")]
     assert made.record(SLOT).promised.term == 0
+    tell(made, prepare(ballot(1)))
+    tell(made, stage(ballot(1)))
+    assert tell(made, abort(ballot(1)), sender="rival") == [Count("ballot_sender_mismatch")]
+    assert made.record(SLOT).accepted is not None
 
 
 def test_keepalives_say_when_the_agent_does_not_hold_the_plan():
