@@ -1,5 +1,6 @@
 """What a stranger gets wrong: each mistake is one line that says what, where and what to do, a non-zero exit, no debris."""
 
+import contextlib
 import json
 import os
 import signal
@@ -210,21 +211,59 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_damaged_state_is_set_aside_and_said_until_a_promise_is_on_disk_again(tmp_path: Path, place: Place) -> None:
+    model = tmp_path / "model.gguf"
+    write_demo_model(model)
+    assert place.call("init").returncode == 0
+    place.write("[election]\nsettle_us = 200_000\n")
+    with running(place):
+        pass
+    (place.state / "state.db").write_bytes(b"x" * 8192)
+    with running(place) as base:
+        (node,) = httpx.get(f"{base}/api/v1/nodes").json()["nodes"]
+        assert "amnesia" in node["degraded"]
+        (told,) = events(base, "state_corrupt")
+        (aside,) = place.state.glob("state.db.*corrupt*")
+        assert aside.name in told["text"]
+    # still so in the next process, which serves something: that takes a promise
+    place.write(f'[election]\nsettle_us = 200_000\n[model]\npath = "{model}"\n[runtime]\nkind = "reference"\n')
+    with running(place) as base:
+        deadline = time.monotonic() + 30
+        while not events(base, "state_recovered"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    with running(place) as base:
+        (node,) = httpx.get(f"{base}/api/v1/nodes").json()["nodes"]
+        assert "amnesia" not in node["degraded"]
+
+
+def events(base: str, kind: str) -> list[dict]:
+    return [each for each in httpx.get(f"{base}/api/v1/events").json()["events"] if each["kind"] == kind]
+
+
 def assert_it_starts(place: Place) -> None:
     """The identity survived the full disk: with room again the daemon runs."""
+    with running(place):
+        pass
+
+
+@contextlib.contextmanager
+def running(place: Place) -> Iterator[str]:
+    """The daemon of ``place``, by the address of its API; it must end cleanly."""
     daemon = subprocess.Popen(
         [sys.executable, "-m", "stage_agent", "run", "--config", str(place.config)], stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 30
+    deadline, base = time.monotonic() + 30, f"http://127.0.0.1:{place.api_port}"
     try:
         while True:
             try:
-                assert httpx.get(f"http://127.0.0.1:{place.api_port}/healthz").status_code == 200
+                assert httpx.get(f"{base}/healthz").status_code == 200
                 break
             except httpx.TransportError:
                 assert time.monotonic() < deadline
                 assert daemon.poll() is None
                 time.sleep(0.05)
+        yield base
     finally:
         daemon.send_signal(signal.SIGTERM)
         daemon.communicate(timeout=20)
