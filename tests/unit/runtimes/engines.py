@@ -26,11 +26,14 @@ server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 server.bind(("127.0.0.1", int(arguments["--port"])))
 server.listen()
 print("listening on", arguments["--port"], flush=True)
+answers = 0
 while True:
     connection, _ = server.accept()
     request = connection.recv(1000) if arguments.get("--http") else b""
     if request.startswith(b"GET /health "):
-        status = "200 OK" if time.monotonic() - float(arguments["--http"]) > 0.3 else "503 Loading"
+        answers += 1
+        status = "200 OK" if answers > 2 else "503 Loading"
+        print("answered", status, file=open(arguments["--http"], "a"), flush=True)
         connection.sendall(f"HTTP/1.1 {{status}}\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n".encode())
     if request.startswith(b"die"):
         os._exit(9)

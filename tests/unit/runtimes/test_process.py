@@ -144,11 +144,13 @@ def test_a_log_line_can_be_the_proof_of_readiness() -> None:
     run(test)
 
 
-def test_an_http_200_can_be_the_proof_and_503_is_not() -> None:
+def test_an_http_200_can_be_the_proof_and_503_is_not(tmp_path: Path) -> None:
     async def test() -> None:
-        command = listener("--http", str(time.monotonic()))
-        async with runtime(settings(command, ready="http")) as engine:
+        answered = tmp_path / "answered"
+        async with runtime(settings(listener("--http", str(answered)), ready="http")) as engine:
             await engine.load(ASSIGNMENT, ignore)
+            told = answered.read_text().splitlines()
+        assert told == ["answered 503 Loading", "answered 503 Loading", "answered 200 OK"]
 
     run(test)
 
