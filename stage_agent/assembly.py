@@ -112,6 +112,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         engine=prepared.engine,
         shaped_bytes_per_s=settings.shape.memory_bandwidth_bytes_per_s,
         readout_speeds=lambda last: readout_speeds(membership, who.node_id, last),
+        frames=prepared.journal.frames,
     )
     wishes, orders = restored_wishes(prepared), restored_orders(prepared.store, who.node_id)
     if is_drained(prepared.store):

@@ -31,6 +31,8 @@ class Journal:
         self._events = EventLog()
         self.rejected: Counter[str] = Counter()
         self.stale_frames: Counter[str] = Counter()
+        self.frames: Counter[str] = Counter()
+        """Of the verification engine: ``frames_sent``, ``wire_bytes_received`` …, ``dropped_<reason>``."""
         self.claims: Counter[str] = Counter()
         self.assignments: Counter[str] = Counter()
         self.replans: Counter[tuple[str, str]] = Counter()
@@ -55,6 +57,7 @@ class Journal:
             gossip_packets={said: transport.packets[way] for way, said in _SAID.items()},
             gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + transport.rejected),
             stale_frames=dict.fromkeys(REFUSED_FRAMES, 0) | dict(self.stale_frames),
+            stage_frames=dict(self.frames),
             claims=dict(self.claims),
             assignments=dict(self.assignments),
             replans=dict(self.replans),

@@ -96,6 +96,7 @@ class StageRunner:
         engine: str = "",
         shaped_bytes_per_s: int | None = None,
         readout_speeds: Callable[[str], ReadoutSpeeds] = lambda _last: ReadoutSpeeds(None, None, None),
+        frames: Counter[str] | None = None,
     ) -> None:
         self._settings = settings
         self._node_id = node_id
@@ -109,6 +110,7 @@ class StageRunner:
         self._engine = engine
         self._shaped_bytes_per_s = shaped_bytes_per_s
         self._readout_speeds = readout_speeds
+        self._frames = Counter[str]() if frames is None else frames
         self._answers = 0
         self._engines: dict[Label, _Shared] = {}
         self._budgets: dict[Slot, StartBudget] = {}
@@ -134,6 +136,7 @@ class StageRunner:
             engine=self._engine,
             shaped_bytes_per_s=self._shaped_bytes_per_s,
             readout_speeds=self._readout_speeds,
+            frames=self._frames,
             budget=self._budgets.setdefault(
                 effect.slot, StartBudget(self._settings.restart_limit, self._settings.restart_window_us)
             ),

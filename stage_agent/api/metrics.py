@@ -231,6 +231,14 @@ def _counter_metrics(counters: CounterView) -> Iterator[Metric]:
     yield _counter("gossip_packets", "UDP packets of the control lane.", ("direction",), counters.gossip_packets)
     yield _counter("gossip_rejected", "Refused messages of peers.", ("reason",), counters.gossip_rejected)
     yield _counter("stale_frames", "Frames of older plans, dropped.", ("kind",), counters.stale_frames)
+    crossed = ("sent", "received")
+    frames = counters.stage_frames
+    totals = {way: frames.get(f"frames_{way}", 0) for way in crossed}
+    yield _counter("stage_frames", "Stage frames of the verification engine.", ("direction",), totals)
+    sizes = {way: frames.get(f"wire_bytes_{way}", 0) for way in crossed}
+    yield _counter("stage_frame_bytes", "Their encoded size.", ("direction",), sizes)
+    dropped = {name.removeprefix("dropped_"): count for name, count in frames.items() if name.startswith("dropped_")}
+    yield _counter("stage_frames_dropped", "Frames the engine would not take.", ("reason",), dropped)
     yield _counter("claims", "Own campaigns by result.", ("result",), counters.claims)
     yield _counter("assignments", "Stage assignments by result.", ("result",), counters.assignments)
     yield _counter("replan", "Planning rounds by reason and outcome.", ("reason", "outcome"), counters.replans)

@@ -164,6 +164,8 @@ class CounterView:
     gossip_rejected: Mapping[str, int] = field(default_factory=dict)
     """``WireError.reason`` → count."""
     stale_frames: Mapping[str, int] = field(default_factory=dict)
+    stage_frames: Mapping[str, int] = field(default_factory=dict)
+    """``frames_sent``, ``wire_bytes_sent``, ``…_received``, ``dropped_<reason>`` of the verification engine → count."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """result of own campaigns (``won``, ``refused`` …) → count."""
     assignments: Mapping[str, int] = field(default_factory=dict)

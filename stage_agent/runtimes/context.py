@@ -1,8 +1,9 @@
 """What a runtime may know of the node it runs on."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.planner.readout import ReadoutSpeeds
@@ -37,3 +38,5 @@ class RuntimeContext:
     """This node's engine build, as its row tells it."""
     readout_speeds: Callable[[str], ReadoutSpeeds] = lambda _last: ReadoutSpeeds(None, None, None)
     """What is known of this node as head and of the last stage's node."""
+    frames: Counter[str] = field(default_factory=Counter)
+    """Stage frames of the whole process, by direction and reason of drop."""

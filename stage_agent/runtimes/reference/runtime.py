@@ -11,13 +11,14 @@ began under: activating another epoch ends them as retriable.
 import asyncio
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from time import monotonic_ns
 from typing import TypeVar
+
+import structlog
 
 from config.settings import RuntimeSettings
 from protocol.ballots import StageAssignment
@@ -42,12 +43,13 @@ QUEUED_FRAMES = 256
 
 
 class ReferenceRuntime:
-    """A ``StageRuntime`` and ``FrameReceiver``. ``counters`` counts frames and wire bytes, and drops by reason."""
+    """A ``StageRuntime`` and ``FrameReceiver``. ``counters`` are the process's: frames and wire bytes, drops by reason."""
 
     def __init__(self, settings: RuntimeSettings, context: RuntimeContext) -> None:
         self.settings = settings
-        self.counters: Counter[str] = Counter()
+        self.counters = context.frames
         self.requests = OpenRequests()
+        self._log = structlog.get_logger("stagemesh")
         self._generator = Generator(self)
         self._context = context
         self._stop = threading.Event()
@@ -152,8 +154,7 @@ class ReferenceRuntime:
         except WireError as error:
             self.counters[f"dropped_{error.reason}"] += 1
             return
-        self.counters["frames_received"] += 1
-        self.counters["wire_bytes_received"] += frame.estimated_wire_bytes()
+        self._note("received", peer, frame)
         if self._envelope is None or envelope.epoch != self._envelope.epoch:
             self.counters["dropped_stale_epoch"] += 1
             return
@@ -167,6 +168,12 @@ class ReferenceRuntime:
             self._queue.put_nowait((envelope, frame))
         except asyncio.QueueFull:
             self.counters["dropped_queue_full"] += 1
+
+    def _note(self, direction: str, peer: str, frame: StageFrame) -> None:
+        """Count a frame that crossed; with ``[log] level = "debug"`` each is told under the names that dashboards know."""
+        self.counters[f"frames_{direction}"] += 1
+        self.counters[f"wire_bytes_{direction}"] += frame.estimated_wire_bytes()
+        self._log.debug("stage_frame", direction=direction, peer=peer, **frame.telemetry())
 
     async def run_own(self, frame: StageFrame) -> None:
         """Stage 0: run ``frame.token_ids`` through this stage and send on what comes out."""
@@ -231,8 +238,7 @@ class ReferenceRuntime:
             if item.peer == self._context.node_id:
                 self._answered(item.frame)
                 continue
-            self.counters["frames_sent"] += 1
-            self.counters["wire_bytes_sent"] += item.frame.estimated_wire_bytes()
+            self._note("sent", item.peer, item.frame)
             try:
                 await self._context.link.send(item.peer, envelope.seal(item.frame))
             except ConnectionError:

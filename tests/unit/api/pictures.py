@@ -108,6 +108,7 @@ COUNTERS = CounterView(
     gossip_packets={"sent": 6, "received": 7},
     gossip_rejected={"oversized": 1},
     stale_frames={"decode": 2},
+    stage_frames={"frames_sent": 3, "wire_bytes_sent": 3_300, "dropped_wrong_sender": 1},
     claims={"won": 3},
     assignments={"active": 4},
     replans={("node_lost", "replaced"): 5},

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from config.settings import RuntimeSettings
 from protocol.ballots import CacheEpoch
@@ -455,3 +456,23 @@ def test_progress_grows_to_the_total(model: Path) -> None:
     assert reports == sorted(reports)
     assert reports[-1][0] == reports[-1][1] > 0
     assert len(reports) > 10
+
+
+def test_every_frame_that_crosses_is_told_under_the_names_that_dashboards_know(model: Path) -> None:
+    async def run() -> Chain:
+        async with asyncio.TaskGroup() as tasks:
+            chain = await Chain(tasks, model).start(assignments([(0, 3), (3, 6)]))
+            await chain.driver.generate(PROMPT, 3)
+            await chain.stop()
+        return chain
+
+    with capture_logs() as told:
+        chain = asyncio.run(run())
+    frames = [entry for entry in told if entry["event"] == "stage_frame"]
+    sent = [entry["llama_stage.message_wire_bytes"] for entry in frames if entry["direction"] == "sent"]
+    assert sum(sent) == sum(runtime.counters["wire_bytes_sent"] for runtime in chain.runtimes)
+    assert sum(entry["direction"] == "received" for entry in frames) == len(sent)
+    assert max(entry["skippy.decode_step"] for entry in frames) > 0
+    assert {entry["skippy.prompt_token_count"] for entry in frames} >= {len(PROMPT)}
+    assert {entry["skippy.checkpoint_generation"] for entry in frames} == {0}
+    assert any(entry["skippy.activation_bytes"] for entry in frames)
