@@ -27,14 +27,14 @@ def benchmark_apart(probe: ProbeSettings) -> dict[str, Any]:
     return dict(_apart(_PROGRAM, probe.model_dump_json(), probe.budget_us / 1e6 + _GRACE_S))
 
 
-def accelerators_apart() -> list[dict[str, Any]]:
-    """``opencl.opencl_devices`` as documents; blocks for seconds. Raises ``BenchmarkFailed``: drivers can crash.
+def accelerators_apart(probe: ProbeSettings) -> dict[str, Any]:
+    """``opencl.run_accelerators``; blocks for seconds. Raises ``BenchmarkFailed``: drivers can crash.
 
     Nothing is started when ``pyopencl`` is not installed.
     """
     if find_spec("pyopencl") is None:
-        return []
-    return list(_apart(_ACCELERATORS_PROGRAM, "", _ACCELERATORS_S))
+        return {"opencl": [], "opencl_trials": []}
+    return dict(_apart(_ACCELERATORS_PROGRAM, probe.model_dump_json(), _ACCELERATORS_S))
 
 
 def _apart(program: str, asked: str, limit_s: float) -> Any:

@@ -1,7 +1,8 @@
 """Accelerators through NVML, when ``nvidia-ml-py`` and a driver are there. Nothing here is required.
 
-NVML knows memory and clocks but measures nothing: bandwidth is the vendor's figure (memory clock × bus width, two transfers
-per clock) and is marked ``spec``; an OpenCL measurement of the same device replaces it.
+NVML knows memory and clocks but measures nothing. Memory is what is free: a desktop or another program keeps what it has,
+and nothing of this node is on the card when it starts, which is when it asks. Bandwidth is the vendor's figure (memory
+clock × bus width, two transfers per clock) and is marked ``spec``; an OpenCL measurement of the same device replaces it.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def _fact(pynvml: Any, handle: Any) -> DeviceFact:
     return DeviceFact(
         name=(name.decode() if isinstance(name, bytes) else name)[:64],
         kind="cuda",
-        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).free,
         memory_bandwidth_bytes_per_s=bandwidth,
         source="spec" if bandwidth else "unknown",
     )

@@ -72,7 +72,7 @@ def measure_node(
         available_memory_bytes=min(memory, available_memory_bytes()),
         memory_source="measured" if shape.memory_bytes is None else "shaped",
         devices=devices,
-        notes=(*(("benchmark_failed",) if failure else ()), *_notes(speed.figures)),
+        notes=(*(("benchmark_failed",) if failure else ()), *_notes(speed.figures, cards.figures)),
         failure=failure,
         conditions={**speed.figures, **cards.figures} or None,
     )
@@ -113,13 +113,14 @@ def _measure_accelerators(probe: ProbeSettings, cache_dir: Path, tell: Progress,
     if cached is not None:
         return _Measured(cached.figures, cached.age_us)
     try:
-        figures: dict[str, Any] = {"opencl": accelerators_apart()}
+        figures = accelerators_apart(probe)
     except BenchmarkFailed as error:
         return _Measured(failure=str(error))
     if fresh and probe.engine_bench_model:
         tell("the engine's own benchmark", _ACCELERATORS_AT)
         figures["engine"] = asdict(run_engine_bench(probe))
-    if fresh or not probe.engine_bench_model:
+    busy = any(trial["busy"] for trial in figures.get("opencl_trials", ()))
+    if not busy and (fresh or not probe.engine_bench_model):
         store_accelerators(cache_dir, probe, figures)
     return _Measured(figures, 0)
 
@@ -171,10 +172,11 @@ def _as_the_engine_says(device: DeviceFact, engine: dict[str, Any], age_us: int 
     )
 
 
-def _notes(figures: dict[str, Any]) -> tuple[str, ...]:
+def _notes(speed: dict[str, Any], cards: dict[str, Any]) -> tuple[str, ...]:
+    measured = [figures for figures in (speed, *cards.get("opencl_trials", ())) if figures]
     labels = []
-    if figures.get("busy"):
+    if any(figures.get("busy") for figures in measured):
         labels.append("benchmark_busy")
-    if figures and figures["buffer_bytes"] < 4 * figures["cache_bytes"]:
+    if any(figures["buffer_bytes"] < 4 * figures["cache_bytes"] for figures in measured):
         labels.append("benchmark_cache_suspected")
     return tuple(labels)

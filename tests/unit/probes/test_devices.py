@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class Driver(ModuleType):
 
     NVML_CLOCK_MEM = 2
 
-    def __init__(self, boards: list[dict[str, object]], *, installed: bool = True) -> None:
+    def __init__(self, boards: list[dict[str, Any]], *, installed: bool = True) -> None:
         super().__init__("pynvml")
         self.boards, self.installed, self.open = boards, installed, 0
 
@@ -33,22 +34,24 @@ class Driver(ModuleType):
     def nvmlDeviceGetCount(self) -> int:
         return len(self.boards)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, object]:
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
         return self.boards[index]
 
-    def nvmlDeviceGetName(self, board: dict[str, object]) -> object:
+    def nvmlDeviceGetName(self, board: dict[str, Any]) -> object:
         return board["name"]
 
-    def nvmlDeviceGetMemoryInfo(self, board: dict[str, object]) -> SimpleNamespace:
-        return SimpleNamespace(total=board["memory"])
+    def nvmlDeviceGetMemoryInfo(self, board: dict[str, Any]) -> SimpleNamespace:
+        return SimpleNamespace(
+            total=board["memory"], used=board.get("used", 0), free=board["memory"] - board.get("used", 0)
+        )
 
-    def nvmlDeviceGetMaxClockInfo(self, board: dict[str, object], kind: int) -> object:
+    def nvmlDeviceGetMaxClockInfo(self, board: dict[str, Any], kind: int) -> object:
         assert kind == self.NVML_CLOCK_MEM
         if "clock" not in board:
             raise self.NVMLError("Not Supported")
         return board["clock"]
 
-    def nvmlDeviceGetMemoryBusWidth(self, board: dict[str, object]) -> object:
+    def nvmlDeviceGetMemoryBusWidth(self, board: dict[str, Any]) -> object:
         return board["width"]
 
 
@@ -72,21 +75,17 @@ def test_a_board_that_hides_its_clock_has_no_bandwidth(monkeypatch: pytest.Monke
     assert (board.memory_bandwidth_bytes_per_s, board.source) == (None, "unknown")
 
 
+def test_memory_that_others_hold_on_a_board_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = {"name": "RTX", "memory": 24 * 10**9, "used": 3 * 10**9}
+    monkeypatch.setitem(sys.modules, "pynvml", Driver([board]))
+    (fact,) = nvidia_devices()
+    assert fact.memory_bytes == 21 * 10**9
+
+
 def test_without_package_or_driver_there_are_no_boards_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Driver([], installed=False))
     assert nvidia_devices() == ()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvidia_devices() == ()
     monkeypatch.setitem(sys.modules, "pyopencl", None)
-    assert opencl_devices() == ()
-
-
-def test_the_opencl_path_measures_a_software_device_where_one_is_installed() -> None:
-    pytest.importorskip("pyopencl", reason="install pyopencl[pocl] to run the accelerator code on the processor")
-    devices = opencl_devices(software=True)
-    assert devices
-    for device in devices:
-        assert device.kind == "cpu"
-        assert device.source == "measured"
-        assert 10**7 < (device.memory_bandwidth_bytes_per_s or 0) < 10**13
-        assert 10**7 < (device.compute_flops_per_s or 0) < 10**14
+    assert opencl_devices(250) == ()
