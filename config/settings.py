@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
+
 LARGEST_NUMBER = 2**53
 """Above this a number is a typing mistake, and would not survive JSON."""
 
@@ -89,6 +91,15 @@ class LinkSettings(Section):
     bandwidth_expiry_us: int = Field(default=1_800_000_000, ge=1)
     degraded_factor: int = Field(
         default=5, ge=2, description="present minimum over best ever that raises link_degraded"
+    )
+    active_probe_bytes_per_hour: int = Field(
+        default=0,
+        ge=0,
+        le=1_099_511_627_776,
+        description="bytes this node may send and receive in an hour only to measure idle links; 0 = never",
+    )
+    active_probe_spacing_us: int = Field(
+        default=10_000_000, ge=1_000, description="mean pause between two such probes, and after other traffic"
     )
 
 
@@ -189,6 +200,11 @@ class ModelSettings(Section):
 
     path: str = Field(default="", description="GGUF, layer package or safetensors directory; empty = nothing")
     slot: str = Field(default="default", max_length=64)
+    cache_type: CacheType = Field(
+        default=DEFAULT_CACHE_TYPE,
+        description="element type of the attention cache of models read here: sizes the plan's memory, and llama_cpp keeps "
+        "its cache in it (quantised: with flash attention); set it alike where coordinators read the model",
+    )
 
 
 class RuntimeSettings(Section):
@@ -252,6 +268,14 @@ class RuntimeSettings(Section):
     llama_arguments: tuple[str, ...] = Field(
         default=(), max_length=64, description="llama_cpp: more arguments for llama-server"
     )
+
+    @field_validator("llama_arguments")
+    @classmethod
+    def _cache_as_planned(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each.partition("=")[0] in {"-ctk", "-ctv", "--cache-type-k", "--cache-type-v"}:
+                raise ValueError(f"{each}: set model.cache_type instead, by which the plan counts memory")
+        return value
 
     @field_validator("llama_direct_host")
     @classmethod

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from protocol.wire import Bytes, Count, Digest, Epoch, Id, InstanceId, Label, Micros, Text, Wire
 
 NackReason = Literal[
@@ -69,6 +70,8 @@ class StageAssignment(Wire):
     parameter_bytes: Bytes
     context_length: Count
     lanes: Count
+    cache_type: CacheType = DEFAULT_CACHE_TYPE
+    """Of the attention cache, in every stage; ``required_bytes`` counts with it."""
     previous: Annotated[str, Field(max_length=64)] = ""
     next: Annotated[str, Field(max_length=64)] = ""
     driver: Annotated[str, Field(max_length=64)] = ""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from config.cache_types import DEFAULT_CACHE_TYPE
 from protocol.ballots import FormerSplit
 from protocol.orders import MAX_ORDERS, OperatorOrder
 from protocol.wire import (
@@ -75,6 +76,7 @@ class StageFact(Wire):
     stage_count: Count = 0
     context_length: Count = 0
     lanes: Count = 0
+    cache_type: Label = DEFAULT_CACHE_TYPE
     required_bytes: Bytes = 0
     loaded_bytes: Bytes = 0
     total_bytes: Bytes = 0

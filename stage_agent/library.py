@@ -8,6 +8,7 @@ was asked for, and keeps it. Reading a file's header is fast, but it is disk wor
 from dataclasses import dataclass
 from pathlib import Path
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.model.exchange import package_from_document, package_to_document
 from coordinator.model.package import ModelPackage
 from protocol.ballots import StageAssignment
@@ -29,7 +30,9 @@ class LocalModel:
 class ModelLibrary:
     """Models read here, and packages learnt from others, by digest."""
 
-    def __init__(self, activation_value_bytes: int = 2) -> None:
+    def __init__(self, activation_value_bytes: int = 2, cache_type: CacheType = DEFAULT_CACHE_TYPE) -> None:
+        """``cache_type`` sizes what is read here; a learnt package says its own."""
+        self._cache_type = cache_type
         self._activation_value_bytes = activation_value_bytes
         self._local: dict[str, LocalModel] = {}
         self._learnt: dict[str, ModelPackage] = {}
@@ -37,7 +40,8 @@ class ModelLibrary:
     def open(self, path: str) -> LocalModel:
         """Read the header of the model at ``path``. Raises ``ModelError`` in one line. Safe to call in a thread."""
         absolute = Path(path).expanduser().absolute()
-        return LocalModel(absolute, open_model(absolute, activation_value_bytes=self._activation_value_bytes))
+        package = open_model(absolute, cache_type=self._cache_type, activation_value_bytes=self._activation_value_bytes)
+        return LocalModel(absolute, package)
 
     def hold(self, model: LocalModel) -> None:
         """``model`` can be read here, whether or not it is served from here."""

@@ -7,6 +7,7 @@ Every failure is a ``ModelError`` with one line.
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
+from config.cache_types import CacheType
 from coordinator.model.gguf_header import TensorEntry
 from coordinator.model.gguf_package import package_gguf, read_gguf_model
 from coordinator.model.layer_package import MANIFEST_NAME, MAX_MANIFEST_BYTES, LayerPackageManifest, read_manifest
@@ -25,7 +26,6 @@ from coordinator.model.safetensors_package import (
     read_config,
 )
 from coordinator.model.tensor_roles import OUTPUT_HEAD, TOKEN_EMBEDDING, Role, role_of
-from coordinator.model.tensor_types import CacheType
 from protocol.errors import ModelError
 from stage_agent.model_files import (
     CONFIG_NAME,

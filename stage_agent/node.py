@@ -100,8 +100,10 @@ async def _run_once(
         identity = standing_identity(directory, identity, book)
         if store.set_aside is not None:
             journal.tell("state_corrupt", f"the state was damaged and is now {store.set_aside}", "error")
+        if settings.runtime.kind == "reference":
+            journal.tell("verification_engine", NOT_FOR_PRODUCTION, "warning")
         # The verification engine sends float32 activations; engines in production send float16.
-        library = ModelLibrary(activation_value_bytes=4 if settings.runtime.kind == "reference" else 2)
+        library = ModelLibrary(4 if settings.runtime.kind == "reference" else 2, settings.model.cache_type)
         configured = open_models(settings, store, library, journal)
         listener = bind_api(settings.api, token=api_token(settings))
         with contextlib.closing(listener.socket):

@@ -21,13 +21,14 @@ def load_deadline_us(parameter_bytes: int, settings: AssignmentSettings) -> int:
 
 
 def keeps_load(stage: PlannedStage, plan: Plan, running: RunningPlan | None) -> bool:
-    """The node already serves this very range of this model with equal context and lanes.
+    """The node already serves this very range of this model with equal context, lanes and cache type.
 
     Whether its engine can go on with that under another plan is the agent's to say (``Promise.keeps_loads``).
     """
     if running is None or running.model_digest != plan.model_digest:
         return False
-    same_cache = (running.context_length, running.lanes) == (plan.context_length, plan.parallel_lanes)
+    held = (running.context_length, running.lanes, running.cache_type)
+    same_cache = held == (plan.context_length, plan.parallel_lanes, plan.cache_type)
     return same_cache and any(
         (old.node_id, old.layer_start, old.layer_end) == (stage.node_id, stage.layer_start, stage.layer_end)
         for old in running.stages
@@ -81,6 +82,7 @@ def assignments_of(
             parameter_bytes=stage.parameter_bytes,
             context_length=plan.context_length,
             lanes=plan.parallel_lanes,
+            cache_type=plan.cache_type,
             previous=plan.stages[index - 1].node_id if index > 0 else "",
             next=plan.stages[index + 1].node_id if index + 1 < count else "",
             driver=plan.stages[0].node_id,

@@ -357,6 +357,7 @@ class Attempt:
             ),
             context_length=self.plan.context_length,
             lanes=self.plan.parallel_lanes,
+            cache_type=self.plan.cache_type,
             active_since_us=now_us,
             plan=self.plan,
             former=self._former,

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from config.cache_types import DEFAULT_CACHE_TYPE
 from coordinator.planner.plan import Plan
 from coordinator.planner.problem import LockedStage, LockedTopology
 from coordinator.view import ClusterView, MemberFacts
@@ -54,6 +55,7 @@ class RunningPlan:
     lanes: int
     active_since_us: int
     plan: Plan | None = None
+    cache_type: str = DEFAULT_CACHE_TYPE
     former: Former | None = None
     """What ran before, when this plan moved its cuts by measured timings: kept by stage 0, so any coordinator knows it."""
 
@@ -128,6 +130,7 @@ def adopt(view: ClusterView, slot: Slot, *, model_digest: str, layer_count: int,
             first.context_length,
             first.lanes,
             active_since_us=now_us,
+            cache_type=first.cache_type,
             former=former,
         )
     return None

@@ -19,9 +19,10 @@ Missing facts raise ``ModelError`` with the key; nothing is guessed downwards.
 
 from dataclasses import dataclass
 
+from config.cache_types import CacheType
 from coordinator.model.facts import ArchitectureFacts
 from coordinator.model.package import ForbiddenBoundary
-from coordinator.model.tensor_types import CacheType, cache_row_bytes
+from coordinator.model.tensor_types import cache_row_bytes
 from coordinator.model.windows import layer_windows
 
 _ALL_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})

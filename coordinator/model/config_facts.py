@@ -7,9 +7,10 @@ Names differ by family, so every fact has its aliases. Layer kinds come from ``l
 
 from typing import Any
 
+from config.cache_types import CacheType
 from coordinator.model.facts import MAX_VALUE
 from coordinator.model.package import Layer
-from coordinator.model.tensor_types import CacheType, cache_row_bytes
+from coordinator.model.tensor_types import cache_row_bytes
 from protocol.errors import ModelError
 
 _ALIASES: dict[str, tuple[str, ...]] = {

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgpack
 from pydantic import Field, ValidationError
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.model.package import ForbiddenBoundary, Layer, ModelPackage
 from protocol.codec import first_problem, unpack
 from protocol.errors import WireError
@@ -45,6 +46,7 @@ class _Package(Wire):
     diagnostics: Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=64)]
     architecture: Annotated[str, Field(max_length=128)]
     tied_embeddings: bool
+    cache_type: CacheType = DEFAULT_CACHE_TYPE
 
 
 def package_to_document(package: ModelPackage) -> bytes:

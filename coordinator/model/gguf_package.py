@@ -10,6 +10,7 @@ one is a ``ModelError`` that names the key.
 
 from collections.abc import Sequence
 
+from config.cache_types import CacheType
 from coordinator.model.cache_layout import cache_layout
 from coordinator.model.digest import DescribedFile, content_digest
 from coordinator.model.facts import MAX_BYTES, ArchitectureFacts
@@ -18,7 +19,6 @@ from coordinator.model.gguf_shards import GgufModel, join_shards
 from coordinator.model.package import Layer, ModelPackage
 from coordinator.model.source import RangedSource
 from coordinator.model.tensor_roles import TOKEN_EMBEDDING, LayerBytes, WeightTally, expert_share, tally
-from coordinator.model.tensor_types import CacheType
 from protocol.errors import ModelError
 
 MAX_LAYERS = 1_024
@@ -105,6 +105,7 @@ def describe(
         diagnostics=(*weight_diagnostics, *share_diagnostics, *caches.diagnostics),
         architecture=facts.architecture,
         tied_embeddings=tied,
+        cache_type=cache_type,
     )
     _require_plausible(package, facts.where)
     return package

@@ -9,6 +9,7 @@ recognised by that file's size (``tied_embeddings_assumed``).
 from collections.abc import Mapping
 from dataclasses import replace
 
+from config.cache_types import CacheType
 from coordinator.model.facts import ArchitectureFacts
 from coordinator.model.gguf_header import MAX_HEADER_BYTES, GgufHeader, read_gguf_header
 from coordinator.model.gguf_package import describe
@@ -16,7 +17,6 @@ from coordinator.model.layer_package import Artifact, LayerPackageManifest
 from coordinator.model.package import ModelPackage
 from coordinator.model.source import RangedSource
 from coordinator.model.tensor_roles import OUTPUT_HEAD, TOKEN_EMBEDDING, LayerBytes, WeightTally, is_expert
-from coordinator.model.tensor_types import CacheType
 from protocol.errors import ModelError
 
 MAX_HEADERS_BYTES = 4 * MAX_HEADER_BYTES

@@ -5,6 +5,8 @@ Readers of GGUF files, layer packages and safetensors produce it; the scenario f
 
 from dataclasses import dataclass
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -53,6 +55,8 @@ class ModelPackage:
     """Codes of what the reader had to assume, such as ``layer_weights_uniform_fallback``."""
     architecture: str = ""
     tied_embeddings: bool = False
+    cache_type: CacheType = DEFAULT_CACHE_TYPE
+    """What the layers' ``kv_bytes_per_token`` were computed for; the engine is told the same."""
 
     @property
     def layer_count(self) -> int:

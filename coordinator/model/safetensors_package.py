@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from config.cache_types import CacheType
 from coordinator.model.config_facts import ConfigFacts
 from coordinator.model.digest import DescribedFile, content_digest
 from coordinator.model.facts import MAX_BYTES
@@ -20,7 +21,6 @@ from coordinator.model.safetensors_header import SafetensorsHeader
 from coordinator.model.safetensors_names import is_embedding, is_head, is_routed_expert, safetensors_role
 from coordinator.model.source import MemorySource, RangedSource
 from coordinator.model.tensor_roles import LayerBytes
-from coordinator.model.tensor_types import CacheType
 from protocol.errors import ModelError
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -112,6 +112,7 @@ def package_safetensors(
         diagnostics=diagnostics,
         architecture=facts.architecture,
         tied_embeddings=tied,
+        cache_type=cache_type,
     )
     if max(package.weight_bytes, package.kv_bytes_per_token) > MAX_BYTES:
         raise ModelError(f"{checkpoint.where}: claims sizes beyond 2^53 bytes; the files are damaged")

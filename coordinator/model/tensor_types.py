@@ -4,8 +4,9 @@ Source of the sizes: the block layouts of ggml (``GGML_QUANT_SIZES`` of the ``gg
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from config.cache_types import CacheType
 from protocol.errors import ModelError
 
 
@@ -87,9 +88,6 @@ SAFETENSORS_TYPES: dict[str, TensorType] = {
         ("C64", 1, 8),
     )
 }
-
-CacheType = Literal["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-"""Element types an engine may keep its attention cache in."""
 
 _BY_NAME = {kind.name: kind for kind in GGML_TYPES.values()}
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.planner.diagnostics import diagnostics_of
 from coordinator.planner.evaluate import Evaluation, evaluate
 from coordinator.planner.instance import Candidate, Instance
@@ -38,7 +39,7 @@ def assemble(
     stages = tuple(
         _stage(instance, candidate, evaluation, placement, index) for index in range(len(candidate.sequence))
     )
-    plan_hash = plan_hash_of(problem.model.digest, candidate)
+    plan_hash = plan_hash_of(problem.model.digest, candidate, problem.model.cache_type)
     return Plan(
         plan_id=plan_hash[:16],
         plan_hash=plan_hash,
@@ -58,17 +59,23 @@ def assemble(
         target=Target(problem.request.target_decode_tpot_us, evaluation.met),
         search=search,
         diagnostics=diagnostics_of(instance, candidate, evaluation, stages),
+        cache_type=problem.model.cache_type,
     )
 
 
-def plan_hash_of(model_digest: str, candidate: Candidate) -> str:
-    """SHA-256 over what agents are told: model, stages, context, lanes."""
-    told = {
+def plan_hash_of(model_digest: str, candidate: Candidate, cache_type: CacheType = DEFAULT_CACHE_TYPE) -> str:
+    """SHA-256 over what agents are told: model, stages, context, lanes, cache type.
+
+    The default cache type is left out, as in plans from before it could be chosen: those keep their names.
+    """
+    told: dict[str, object] = {
         "model": model_digest,
         "stages": [list(span) for span in candidate.spans],
         "context_length": candidate.shape.context_length,
         "parallel_lanes": candidate.shape.lanes,
     }
+    if cache_type != DEFAULT_CACHE_TYPE:
+        told["cache_type"] = cache_type
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

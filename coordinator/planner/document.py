@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.planner.assemble import plan_hash_of
 from coordinator.planner.instance import Candidate
 from coordinator.planner.memory import Shape
@@ -39,7 +40,7 @@ class PlanDocumentError(StagemeshError):
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """``plan --json``, key for key."""
+    """``plan --json``, key for key; ``cache_type`` is there when it is not the default."""
     return {
         "plan_id": plan.plan_id,
         "schema_version": SCHEMA_VERSION,
@@ -47,6 +48,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "participant_set_hash": plan.participant_set_hash,
         "context_length": plan.context_length,
         "parallel_lanes": plan.parallel_lanes,
+        **({} if plan.cache_type == DEFAULT_CACHE_TYPE else {"cache_type": plan.cache_type}),
         "objective": plan.objective,
         "calibration": plan.calibration,
         "placement": plan.placement,
@@ -106,7 +108,7 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         tuple(stage.node_id for stage in read.stages),
         (0, *(stage.layer_end for stage in read.stages)),
     )
-    plan_hash = plan_hash_of(read.model.digest, candidate)
+    plan_hash = plan_hash_of(read.model.digest, candidate, read.cache_type)
     if read.plan_id != plan_hash[:16]:
         raise PlanDocumentError(f"not a plan document: plan_id: {read.plan_id} does not name these stages")
     return Plan(
@@ -128,6 +130,7 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         target=Target(round(read.target.decode_tpot_ms * 1_000), read.target.met),
         search=SearchCertificate(**read.search.model_dump()),
         diagnostics=tuple(Diagnostic(**line.model_dump()) for line in read.diagnostics),
+        cache_type=read.cache_type,
     )
 
 
@@ -263,6 +266,7 @@ class _PlanDocument(_Strict):
     participant_set_hash: str
     context_length: int = Field(ge=1, le=MAX_CONTEXT)
     parallel_lanes: int = Field(ge=1, le=MAX_LANES)
+    cache_type: CacheType = DEFAULT_CACHE_TYPE
     objective: Objective
     calibration: str
     placement: Placement

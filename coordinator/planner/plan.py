@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.planner.problem import EdgeBasis, Objective
 
 Role = Literal["driver", "embedding", "intermediate", "readout"]
@@ -99,7 +100,7 @@ class Plan:
     plan_id: str
     """First 16 hex digits of ``plan_hash``."""
     plan_hash: str
-    """SHA-256 over the canonical encoding of what agents are told (model, stages, context, lanes)."""
+    """SHA-256 over the canonical encoding of what agents are told (model, stages, context, lanes, cache type)."""
     model_name: str
     model_digest: str
     layer_count: int
@@ -116,6 +117,8 @@ class Plan:
     target: Target
     search: SearchCertificate
     diagnostics: tuple[Diagnostic, ...] = ()
+    cache_type: CacheType = DEFAULT_CACHE_TYPE
+    """Of the attention cache: its memory is counted with it, and the engine is told it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from config.cache_types import CacheType
 from coordinator.model.package import Layer, ModelPackage
-from coordinator.model.tensor_types import CacheType
 from protocol.errors import ConfigurationError
 from stage_agent.cli.output import JsonOption, console, print_json, printable
 from stage_agent.model_source import open_model

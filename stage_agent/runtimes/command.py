@@ -9,7 +9,7 @@ from protocol.errors import ConfigurationError
 from protocol.fencing import PlanEpoch
 
 PLACEHOLDERS = frozenset({
-    "context", "driver", "driver_id", "epoch_instance", "epoch_node", "epoch_term", "cache_epoch", "first_request_id",
+    "context", "driver", "driver_id", "epoch_instance", "epoch_node", "epoch_term", "cache_epoch", "cache_type", "first_request_id",
     "lanes", "layer_count", "layer_end", "layer_start", "model", "next", "next_id", "node_id", "port", "previous",
     "previous_id", "slot", "stage_count", "stage_index",
 })  # fmt: skip
@@ -52,6 +52,7 @@ def placeholder_values(
         "epoch_node": epoch.node_id,
         "epoch_term": epoch.term,
         "cache_epoch": assignment.cache_epoch.value,
+        "cache_type": assignment.cache_type,
         "first_request_id": assignment.first_request_id,
         "lanes": assignment.lanes,
         "layer_count": assignment.layer_end - assignment.layer_start,

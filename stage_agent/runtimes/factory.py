@@ -32,7 +32,7 @@ def make_runtime(settings: RuntimeSettings, context: RuntimeContext) -> StageRun
 
 
 def keeps_loads(settings: RuntimeSettings) -> bool:
-    """Whether ``StageRuntime.keeps`` says yes to every plan with the same layers, context and lanes.
+    """Whether ``StageRuntime.keeps`` says yes to every plan with the same layers, context, lanes and cache type.
 
     Known before anything is loaded, because the memory of a move depends on it. A foreign engine whose command names its
     neighbours is started anew even when those stay: for its memory that is the safe answer.

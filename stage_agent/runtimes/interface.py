@@ -94,10 +94,10 @@ class Generating(Protocol):
 
 
 def same_layers(held: StageAssignment, wanted: StageAssignment) -> bool:
-    """Whether both name the same layers of the same model with the same context and lanes."""
+    """Whether both name the same layers of the same model with the same context, lanes and cache type."""
     return all(
         getattr(held, field) == getattr(wanted, field)
-        for field in ("model_digest", "layer_start", "layer_end", "roles", "context_length", "lanes")
+        for field in ("model_digest", "layer_start", "layer_end", "roles", "context_length", "lanes", "cache_type")
     )
 
 

@@ -8,6 +8,7 @@ share weights; shared weights count once.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from config.cache_types import DEFAULT_CACHE_TYPE
 from protocol.ballots import StageAssignment
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_to_wire
 from protocol.ids import Slot
@@ -17,7 +18,7 @@ from stage_agent.stage.frames import FrameFence
 from stage_agent.stage.record import SlotRecord
 
 Phase = Literal["waiting", "loading", "ready", "serving"]
-LoadKey = tuple[str, int, int, int, int]
+LoadKey = tuple[str, int, int, int, int, str]
 
 
 def load_key(assignment: StageAssignment) -> LoadKey:
@@ -28,6 +29,7 @@ def load_key(assignment: StageAssignment) -> LoadKey:
         assignment.layer_end,
         assignment.context_length,
         assignment.lanes,
+        assignment.cache_type,
     )
 
 
@@ -117,6 +119,7 @@ class SlotState:
             stage_count=0 if shown is None else shown.assignment.stage_count,
             context_length=0 if shown is None else shown.assignment.context_length,
             lanes=0 if shown is None else shown.assignment.lanes,
+            cache_type=DEFAULT_CACHE_TYPE if shown is None else shown.assignment.cache_type,
             required_bytes=0 if shown is None else shown.assignment.required_bytes,
             former=None if shown is None else shown.assignment.former,
             loaded_bytes=0 if moving is None else moving.loaded_bytes,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from config.cache_types import UNQUANTISED
 from config.settings import RuntimeSettings
 from coordinator.exporters.layer_split import output_override, split_flags
 from protocol.ballots import StageAssignment
@@ -39,20 +40,24 @@ def head_command(
     """``llama-server``; ``output_on_head`` is ``untied``, ``tied`` or empty.
 
     Verbosity 5 makes it say where each layer went. A missing device name ends it, instead of a silent other placement.
-    The context is per lane, and llama-server divides its ``-c`` among the lanes.
+    The context is per lane, and llama-server divides its ``-c`` among the lanes. The cache has the plan's type, or its memory
+    would not be what was counted; a quantised one needs flash attention, whatever the operator's own arguments say.
     """
     threads = ["-t", str(settings.llama_threads)] if settings.llama_threads else []
     remote = ["--rpc", ",".join(endpoints), "--device", ",".join(each.name for each in devices)] if endpoints else []
+    quantised = [] if assignment.cache_type in UNQUANTISED else ["-fa", "on"]
     output = ["-ot", output_override(tied_embeddings=output_on_head == "tied")] if output_on_head else []
     return [
         *(settings.llama_server, "-m", str(model), "--alias", assignment.slot, "--no-webui", "--offline"),
         *("--host", LOOPBACK, "--port", str(port), "--api-key-file", str(key_file)),
         *("-c", str(assignment.context_length * assignment.lanes), "-np", str(assignment.lanes), *threads),
+        *("-ctk", assignment.cache_type, "-ctv", assignment.cache_type),
         *remote,
         *split_flags([each.layers for each in devices], cpu_layers=cpu_layers).arguments(),
         *output,
         *("-fit", "off", "--no-repack", "--no-warmup", "-lv", "5"),
         *settings.llama_arguments,
+        *quantised,
     ]
 
 
