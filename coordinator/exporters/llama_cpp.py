@@ -4,40 +4,45 @@ The head's own layers are served by a worker on loopback: the CPU can only take 
 every stage is an RPC device, in ``--rpc`` order, so that the same rule places all of them.
 """
 
+from config.cache_types import DEFAULT_CACHE_TYPE, UNQUANTISED
 from coordinator.exporters.export import Export, ExportRequest, HostPart
 from coordinator.exporters.layer_split import MAX_DEVICES, output_override, split_flags
 from coordinator.exporters.shell_words import command_line
 
 LOOPBACK = "127.0.0.1"
 SERVER_PORT = 8080
+KEY_FILE = "api-key"
+_MAKE_KEY = f"test -s {KEY_FILE} || (umask 077; od -An -tx1 -N32 /dev/urandom | tr -d ' \\n' > {KEY_FILE})"
+_UNPROTECTED = (
+    "warning: ggml-rpc-server on {address} has no encryption and no authentication: "
+    "let only the plan's hosts reach port {port}"
+)
 
 
 def export_llama_cpp(request: ExportRequest) -> Export:
-    """Workers first, the head last: it connects to all of them when it starts."""
+    """Workers first, the head last: it connects to all of them when it starts.
+
+    A worker that listens on the network says on stderr how unprotected it is; the head makes itself a key for its clients.
+    """
     endpoints = [
         f"{LOOPBACK if stage.stage_index == 0 else request.host(stage).address}:{request.port}"
         for stage in request.stages
     ]
-    parts = [
-        HostPart(
-            host=request.host(stage),
-            stage_index=stage.stage_index,
-            commands=(
-                command_line(
-                    (
-                        *("ggml-rpc-server", "-H", LOOPBACK if stage.stage_index == 0 else request.host(stage).address),
-                        *("-p", str(request.port)),
-                    )
-                ),
-            ),
-        )
-        for stage in reversed(request.stages)
-    ]
-    worker = parts.pop()
+    parts = []
+    for stage in reversed(request.stages[1:]):
+        host = request.host(stage)
+        warning = _UNPROTECTED.format(address=host.address, port=request.port)
+        said = f"{command_line(('echo', warning))} >&2"
+        parts.append(HostPart(host, stage.stage_index, (said, _worker(host.address, request.port))))
     check = command_line(("llama-server", "--rpc", ",".join(endpoints), "--list-devices"))
-    head = (f"{worker.commands[0]} &", check, command_line(head_arguments(request, endpoints)))
-    parts.append(HostPart(host=worker.host, stage_index=0, commands=head))
+    worker = f"{_worker(LOOPBACK, request.port)} &"
+    head = (_MAKE_KEY, worker, check, command_line(head_arguments(request, endpoints)))
+    parts.append(HostPart(request.host(request.stages[0]), 0, head))
     return Export("llama-cpp", tuple(parts), _cannot(request))
+
+
+def _worker(host: str, port: int) -> str:
+    return command_line(("ggml-rpc-server", "-H", host, "-p", str(port)))
 
 
 def head_arguments(request: ExportRequest, endpoints: list[str]) -> tuple[str, ...]:
@@ -47,12 +52,18 @@ def head_arguments(request: ExportRequest, endpoints: list[str]) -> tuple[str, .
     output: tuple[str, ...] = ()
     if request.tied_embeddings and len(endpoints) > 1:  # no extra memory, and saves a vocabulary of logits per token
         output = ("-ot", output_override(tied_embeddings=True))
+    cache: list[str] = []
+    if plan.cache_type != DEFAULT_CACHE_TYPE:
+        cache += ["-ctk", plan.cache_type, "-ctv", plan.cache_type]
+        cache += [] if plan.cache_type in UNQUANTISED else ["-fa", "on"]
     return (
         *("llama-server", "-m", request.model, "--host", LOOPBACK, "--port", str(SERVER_PORT)),
+        *("--api-key-file", KEY_FILE),
         *("-c", str(plan.context_length * plan.parallel_lanes), "-np", str(plan.parallel_lanes)),
         *("--rpc", ",".join(endpoints), "--device", devices),
         *split_flags(request.layer_counts).arguments(),
         *output,
+        *cache,
         *("-fit", "off", "--no-repack"),
     )
 
