@@ -101,15 +101,6 @@ class LinkSettings(Section):
     active_probe_spacing_us: int = Field(
         default=10_000_000, ge=1_000, description="mean pause between two such probes, and after other traffic"
     )
-    active_probe_bytes_per_hour: int = Field(
-        default=0,
-        ge=0,
-        le=1_099_511_627_776,
-        description="bytes this node may send and receive in an hour only to measure idle links; 0 = never",
-    )
-    active_probe_spacing_us: int = Field(
-        default=10_000_000, ge=1_000, description="mean pause between two such probes, and after other traffic"
-    )
 
 
 class QuicSettings(Section):
