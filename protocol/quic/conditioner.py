@@ -14,6 +14,10 @@ A target may also be an IP address (``"alpha -> 192.0.2.7"``): of a node that ha
 Shaping happens where bytes leave, on whole UDP datagrams below QUIC, so handshakes, acknowledgements and retransmissions
 are shaped as on a real link; the TLS lane passes its chunks through the very same link object, so that both lanes share
 its bandwidth. A node shapes only what it sends: both ends read the same file and each direction has its own line.
+
+A packet leaves at the moment it is due or right after, never before. A processor that has slept comes back late (here up
+to 5 ms after 75 ms of sleep), so the timer is set early by what timers have been late of late; who then wakes too early
+sets a second, short one, which is punctual because the processor is awake, and the last millisecond is spun away.
 """
 
 import asyncio
@@ -22,6 +26,7 @@ import random
 import threading
 import time
 import tomllib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +40,13 @@ IP_UDP_OVERHEAD = 28
 QUEUE_SECONDS = 0.5
 """A shaped link holds at most this much of its own bandwidth; beyond it packets are lost, as in a router."""
 QUEUE_PACKETS = 10_000
-EARLY_S = 0.000_1
-"""A packet may leave this much before it is due."""
-COARSE_S = 0.001_3
-"""The loop's timers are rounded to 1 ms, up or down: they are set this much before the time, the rest is spun away."""
-SPIN_PAUSE_S = 0.005
-"""A link that spun less than this ago waits for a timer instead: spinning costs at most a fifth of a core."""
+SPIN_S = 0.001_3
+"""No more than this is spun away before a packet: the loop's timers are rounded to 1 ms, up or down."""
+SPIN_REST = 4
+"""A link that spun waits so many times as long with timers only: spinning costs at most a fifth of a core."""
+LATE_MIN_S, LATE_MAX_S = 0.000_3, 0.005
+LATE_SHARE = 0.9
+LATE_SAMPLES = 32
 MIB = 1_048_576
 _KEYS = {"delay_ms": 60_000.0, "jitter_ms": 60_000.0, "loss": 1.0, "mib_per_s": 1e6, "mtu": 65_535.0}
 
@@ -105,6 +111,7 @@ class Conditioner:
         self._links: dict[tuple[NodeId, str], ShapedLink] = {}
         """By peer, and by address where the file names one."""
         self._names: dict[NodeId, str] = {}
+        self._lateness = Lateness()
         self.reload()
 
     def reload(self) -> bool:
@@ -143,7 +150,8 @@ class Conditioner:
         host = host.removeprefix("::ffff:") if "." in host else host
         key = peer, host if any((own, host) in self._shapes for own in self._own) else ""
         if key not in self._links:
-            self._links[key] = ShapedLink(self._shape_of(*key), random.Random(f"{self._seed}:{peer}{key[1]}"))  # noqa: S311
+            die = random.Random(f"{self._seed}:{peer}{key[1]}")  # noqa: S311
+            self._links[key] = ShapedLink(self._shape_of(*key), die, self._lateness)
         return self._links[key]
 
     def is_shaped(self, peer: NodeId) -> bool:
@@ -166,22 +174,42 @@ class Conditioner:
         return LinkShape()
 
 
+class Lateness:
+    """How late this machine's timers come: nine in ten of the latest are no later than ``margin_s`` (0.3…5 ms).
+
+    One for all links of a node: lateness belongs to the machine and its loop, not to a link.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque([SPIN_S], LATE_SAMPLES)
+        self.margin_s = SPIN_S
+
+    def add(self, late_s: float) -> None:
+        """A timer came so much after the moment it was set for (negative: before it)."""
+        self._latest.append(min(max(late_s, LATE_MIN_S), LATE_MAX_S))
+        self.margin_s = sorted(self._latest)[int(len(self._latest) * LATE_SHARE)]
+
+
 class ShapedLink:
     """One direction of one link: a serialiser, a delay line and a die.
 
     ``packet`` needs a running event loop; ``depart`` and ``late_by_loss_s`` may be called by any thread.
     """
 
-    def __init__(self, shape: LinkShape, die: random.Random) -> None:
+    def __init__(self, shape: LinkShape, die: random.Random, lateness: Lateness | None = None) -> None:
         self.shape = shape
         self._die = die
+        self._lateness = lateness or Lateness()
         self.free_s = 0.0
         """When the serialiser has sent everything it took (monotonic seconds)."""
         self._last_due_s = 0.0
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._timer: asyncio.Handle | None = None
-        self._spun_s = 0.0
+        self._planned_s: float | None = None
+        """The moment the timer is set for, when it follows a sleep long enough to be late after."""
+        self._spinning_s: float | None = None
+        self._rested_s = 0.0
         self._serialising = threading.Lock()
 
     def packet(self, size: int, deliver: Callable[[], None]) -> str | None:
@@ -229,10 +257,15 @@ class ShapedLink:
     def _arm(self, now_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        loop, rest_s = asyncio.get_running_loop(), self._waiting[0][0] - now_s
-        if rest_s > COARSE_S:
-            self._timer = loop.call_later(rest_s - COARSE_S, self._fire)
-        elif now_s - self._spun_s > SPIN_PAUSE_S:
+        self._planned_s = None
+        loop, rest_s, margin_s = asyncio.get_running_loop(), self._waiting[0][0] - now_s, self._lateness.margin_s
+        if rest_s > max(margin_s, SPIN_S):
+            self._planned_s = now_s + rest_s - margin_s
+            self._timer = loop.call_later(rest_s - margin_s, self._fire)
+        elif rest_s > SPIN_S:
+            self._timer = loop.call_later(rest_s - SPIN_S, self._fire)
+        elif now_s >= self._rested_s:
+            self._spinning_s = self._spinning_s or now_s
             self._timer = loop.call_soon(self._fire)
         else:
             self._timer = loop.call_later(max(0.0, rest_s), self._fire)
@@ -240,11 +273,15 @@ class ShapedLink:
     def _fire(self) -> None:
         self._timer = None
         now_s = time.monotonic()
-        if self._waiting[0][0] - EARLY_S > now_s:
+        if self._planned_s is not None:
+            self._lateness.add(now_s - self._planned_s)
+        if self._waiting[0][0] > now_s:
             self._arm(now_s)
             return
-        self._spun_s = now_s
-        while self._waiting and self._waiting[0][0] - EARLY_S <= now_s:
+        if self._spinning_s is not None:
+            self._rested_s = now_s + SPIN_REST * (now_s - self._spinning_s)
+            self._spinning_s = None
+        while self._waiting and self._waiting[0][0] <= now_s:
             heapq.heappop(self._waiting)[2]()
         if self._waiting and self._timer is None:
             self._arm(now_s)
