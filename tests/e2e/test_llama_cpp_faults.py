@@ -75,6 +75,18 @@ def test_the_first_layers_may_stay_in_the_head_s_own_process_and_the_answer_is_t
     run(main())
 
 
+def test_a_quantised_cache_runs_as_planned_and_answers_whatever_was_said_of_flash_attention(tmp_path, real) -> None:
+    async def main():
+        told = {**real, "cache_type": "q8_0", "llama_arguments": ("-fa", "off")}
+        async with two_stages(tmp_path, **told) as (head, worker):
+            await both(head, worker)
+            (server,) = psutil.Process(head.runtime._head.program.engine.pid).children()
+            assert "-ctk q8_0 -ctv q8_0" in " ".join(server.cmdline())
+            assert (await complete(head))["content"].startswith(" Paris")
+
+    run(main())
+
+
 def test_the_engine_s_connection_for_every_tensor_is_not_taken_for_a_flood(tmp_path, real) -> None:
     async def main():
         async with two_stages(tmp_path, **{**real, "cut": 1}) as (head, worker):

@@ -233,6 +233,15 @@ def test_a_stage_that_stays_needs_no_memory_and_keeps_its_cache_epoch():
     assert (stages[B].assignment.cache_epoch.value, stages[C].assignment.cache_epoch.value) == (7, 8)
 
 
+def test_another_cache_type_makes_the_caches_of_a_stage_that_stays_meaningless():
+    rig = Rig(running(("b", 0, 3), ("c", 3, 8)), replace(PLAN, cache_type="q8_0"))
+    old = epoch_to_wire(ballot(3))
+    for node_id in (B, C, A):
+        rig.reply(node_id, Promise, active=old, active_hash="e" * 64, cache_epoch={"value": 7})
+    told = dict(rig.of(Stage))[B].assignment
+    assert (told.cache_type, told.cache_epoch.value) == ("q8_0", 8)
+
+
 def test_only_stage_0_is_told_what_the_move_replaced():
     rig = Rig()
     rig.attempt = Attempt(

@@ -67,7 +67,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def two_stages(
     tmp_path, *, engines=("build 7", "build 7"), fault="", deadline_us=20_000_000, wrong_model=False, model_path=None,
-    digest=DIGEST, source="m", cut=3, layers=8, limit=3, direct=("", ""), last_bytes=None, **settings,
+    digest=DIGEST, source="m", cut=3, layers=8, limit=3, direct=("", ""), last_bytes=None, cache_type="f16",
+    **settings,
 ):  # fmt: skip
     alpha, beta = nodes = mesh("alpha", "beta")
     standing_in = {
@@ -109,7 +110,7 @@ async def two_stages(
             assignment = StageAssignment(
                 slot="default", stage_index=index, stage_count=2, node_id=node.id, instance="1" * 32, model_digest=digest,
                 model_source=source, layer_start=share.layer_start, layer_end=share.layer_end, roles=(), required_bytes=1,
-                parameter_bytes=share.parameter_bytes, context_length=512, lanes=2, driver=alpha.id,
+                parameter_bytes=share.parameter_bytes, context_length=512, lanes=2, cache_type=cache_type, driver=alpha.id,
                 load_deadline_us=deadline_us, stages=shares,
             )  # fmt: skip
             stages.append(

@@ -154,13 +154,14 @@ def test_another_range_or_context_needs_a_new_load_and_new_neighbours_do_not(mod
             {"layer_end": 5},
             {"context_length": 9},
             {"lanes": 9},
+            {"cache_type": "q8_0"},
             {"model_digest": "1" * 64},
         ]
         kept = [runtime.keeps(MIDDLE.model_copy(update=change)) for change in changes]
         await runtime.unload()
         return kept
 
-    assert asyncio.run(run()) == [True, True, False, False, False, False]
+    assert asyncio.run(run()) == [True, True, False, False, False, False, False]
 
 
 def test_the_settings_name_the_runtime() -> None:

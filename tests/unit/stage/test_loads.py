@@ -107,7 +107,9 @@ def test_what_a_move_of_cuts_replaced_is_kept_and_told_until_the_next_plan():
     assert made.facts(0)[0].former is None
 
 
-@pytest.mark.parametrize("change", [{"end": 5}, {"context_length": 1024}, {"lanes": 2}, {"model_digest": "e" * 64}])
+@pytest.mark.parametrize(
+    "change", [{"end": 5}, {"context_length": 1024}, {"lanes": 2}, {"cache_type": "q8_0"}, {"model_digest": "e" * 64}]
+)
 def test_a_change_that_makes_caches_meaningless_raises_the_cache_epoch(change):
     made = agent()
     serve(made, ballot(1))
