@@ -3,13 +3,15 @@
 from typing import Any
 
 from coordinator.assignment.attempt import Attempt
+from coordinator.assignment.effects import Effect, Send
 from coordinator.assignment.slot import SlotCoordinator
 from coordinator.coordinator import Coordinator
 from coordinator.view import SignalQuantiser
+from protocol.ballots import Stage
 from protocol.fencing import PlanEpoch
 from protocol.ids import NodeId, Slot
 from stage_agent.stage.agent import StageAgent
-from stage_agent.stage.effects import Persist, StageEffect
+from stage_agent.stage.effects import ActivateRuntime, Persist, StageEffect, Unload
 from stage_agent.stage.fence import BallotFence, Refusal
 from stage_agent.stage.frames import FlowEpoch, FrameVerdict
 from stage_agent.stage.record import SlotRecord
@@ -63,6 +65,39 @@ class ImpatientCoordinator(Coordinator):
     slot_type = ImpatientSlot
 
 
+class ShortAttempt(Attempt):
+    """The last stage is assigned one layer too few."""
+
+    def _begin_loading(self, now_us: int) -> list[Effect]:
+        return [self._shortened(effect) for effect in super()._begin_loading(now_us)]
+
+    def _shortened(self, effect: Effect) -> Effect:
+        if not isinstance(effect, Send) or not isinstance(effect.message, Stage):
+            return effect
+        part = effect.message.assignment
+        if part.stage_index < part.stage_count - 1:
+            return effect
+        less = part.model_copy(update={"layer_end": part.layer_end - 1})
+        return Send(effect.peer, effect.message.model_copy(update={"assignment": less}))
+
+
+class ShortSlot(SlotCoordinator):
+    attempt_type = ShortAttempt
+
+
+class ShortCoordinator(Coordinator):
+    slot_type = ShortSlot
+
+
+class HoardingAgent(StageAgent):
+    """Serves the new plan and keeps the layers of the old one."""
+
+    def on_message(self, sender: NodeId, message: Any, now_us: int) -> list[StageEffect]:
+        effects = super().on_message(sender, message, now_us)
+        moves = any(isinstance(effect, ActivateRuntime) for effect in effects)
+        return [effect for effect in effects if not (moves and isinstance(effect, Unload))]
+
+
 class RawSignals(SignalQuantiser):
     """Passes every signal on as it is: noise at a bucket's border flips the bucket."""
 
@@ -83,8 +118,10 @@ BUGS = {
     "a promise that is not persisted before the reply": (Variant(agent=HastyAgent), 1),
     "an activation before all are ready": (Variant(coordinator=ImpatientCoordinator), 3),
     "a ballot without the instance and a cloned id": (Variant(blank_instances=True, clones=True), 2),
-    "frames accepted without the epoch": (Variant(agent=EpochlessAgent), 3),
+    "frames accepted without the epoch": (Variant(agent=EpochlessAgent), 4),
     "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), 5),
     "a hash that flaps": (Variant(coordinator=FlappingCoordinator), 8),
+    "a last stage that is one layer too short": (Variant(coordinator=ShortCoordinator), 9),
+    "layers of the former plan that are kept": (Variant(agent=HoardingAgent), 4),
 }
 """Name → (variant, the invariant that finds it)."""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.assignment.effects import ComputePlan, Route, Send
 from coordinator.planner.problem import PlanningProblem
-from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage
+from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
+from protocol.ids import Instance, NodeId, Slot
 from protocol.rows import NodeRow
 from stage_agent.stage import effects as stage
+from tests.simulation.ballot_load_checks import LoadChecks
 
 if TYPE_CHECKING:
     from tests.simulation.ballot_mesh import BallotMesh
@@ -35,6 +37,8 @@ class Checkers:
         self._hashes: dict[tuple[str, PlanEpoch], str] = {}
         self._instances: dict[tuple[str, PlanEpoch], dict[str, str]] = defaultdict(dict)
         self._participants: dict[tuple[str, PlanEpoch], tuple[str, ...]] = {}
+        self._parts: dict[tuple[str, PlanEpoch], dict[int, StageAssignment]] = defaultdict(dict)
+        self._loads: dict[Instance, LoadChecks] = {}
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
         self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
@@ -47,6 +51,10 @@ class Checkers:
     def fail(self, number: int, text: str) -> None:
         raise ViolationError(f"invariant {number}: {text}")
 
+    def loads_of(self, process: "Process") -> LoadChecks:
+        """What is known of the loads of one process."""
+        return self._loads.setdefault(process.instance, LoadChecks())
+
     # -- effects
 
     def effect(self, process: "Process", effect: Any) -> None:
@@ -55,6 +63,8 @@ class Checkers:
                 self._coordinator_says(process, message)
             case stage.Reply(_, message):
                 self._agent_says(process, message)
+            case stage.Load() | stage.Unload() | stage.ActivateRuntime():
+                self._one_epoch(process, self.loads_of(process).told(effect))
             case ComputePlan(_, slot, problem):
                 self._round(process, slot, problem)
             case Route(slot, node_id, ballot) if node_id is not None:
@@ -77,11 +87,32 @@ class Checkers:
                 self.fail(2, f"two participant lists at {ballot}")
             self._instances[slot, ballot][message.assignment.node_id] = message.assignment.instance
             self._usable_nodes(process, message.participants)
+            self._parts[slot, ballot][message.assignment.stage_index] = message.assignment
         if isinstance(message, Activate):
+            self._whole(slot, ballot)
             for peer in self._participants[slot, ballot]:
                 instance = self._instances[slot, ballot].get(peer, "?")
                 if (slot, ballot, peer, instance) not in self._ready:
                     self.fail(3, f"{process.node_id} activates {ballot} although {peer} is not ready")
+
+    def _whole(self, slot: str, ballot: PlanEpoch) -> None:
+        """What is about to serve has every layer once, in order, each part within its node's memory."""
+        parts, position = sorted(self._parts[slot, ballot].items()), 0
+        for index, (number, part) in enumerate(parts):
+            if number != index or part.layer_start != position or part.layer_end <= position:
+                self.fail(9, f"{slot} {ballot} has [{part.layer_start}, {part.layer_end}) after layer {position}")
+            if part.required_bytes > self.mesh.usable_bytes(NodeId(part.node_id)):
+                self.fail(9, f"{slot} {ballot} needs {part.required_bytes} bytes at {part.node_id}")
+            position = part.layer_end
+        if position != self._layers(slot):
+            self.fail(9, f"{slot} {ballot} ends at layer {position} of {self._layers(slot)}")
+
+    def _layers(self, slot: str) -> int:
+        return next(len(spec.package.layers) for spec in self.mesh.specs if spec.slot == slot)
+
+    def _one_epoch(self, process: "Process", problem: str) -> None:
+        if problem:
+            self.fail(4, f"{process.node_id} {problem}")
 
     def _usable_nodes(self, process: "Process", participants: tuple[str, ...]) -> None:
         facts = {member.node_id: member for member in process.shown}
@@ -154,10 +185,17 @@ class Checkers:
             if start != position:
                 self.fail(9, f"a request of {slot} jumped from layer {position} to {start} at {node_id}")
             position = end
+        if position != self._layers(slot):
+            self.fail(9, f"a request of {slot} ended at layer {position} of {self._layers(slot)}")
+
+    def frame(self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment) -> None:
+        """An accepted frame of ``epoch`` is about to run through ``part``."""
+        self._one_epoch(process, self.loads_of(process).frame(slot, epoch, part.layer_start, part.layer_end))
 
     def after(self, process: "Process") -> None:
         process.agent.validate()
         process.coordinator.validate()
+        self._one_epoch(process, self.loads_of(process).after(process))
         used = sum(self.mesh.sizes[weights] for weights in set(process.loads.values()))
         if used > self.mesh.usable_bytes(process.node_id):
             self.fail(4, f"{process.node_id} holds {used} bytes of {self.mesh.usable_bytes(process.node_id)}")

@@ -290,6 +290,7 @@ class Process:
             self.mesh.counts["failed load"] += 1
             self.carry(self.agent.on_runtime(stage.LoadFailed(slot, ballot, "load_failed", "scripted"), now_us))
             return
+        self.mesh.checkers.loads_of(self).loaded(slot, ballot)
         self.carry(self.agent.on_runtime(stage.Loaded(slot, ballot), now_us))
         if self.mesh.chance(weather.runtime_death_milli):
             self.later(self.mesh.random.randrange(20 * SECOND), lambda: self.die_of_weather(slot, ballot))
@@ -347,6 +348,7 @@ class Process:
             self.mesh.counts[f"frame refused: {verdict.outcome}"] += 1
             return
         part = held.assignment
+        self.mesh.checkers.frame(self, slot, epoch, part)
         trail = (*trail, (self.node_id, held.ballot, held.plan_hash, part.layer_start, part.layer_end))
         if part.next:
             self.mesh.send(self, NodeId(part.next), ("frame", slot, epoch, request_id, trail))
