@@ -145,7 +145,7 @@ class Records:
         It must answer that with a higher row, or it would not be let in before it happens to issue one.
         """
         table = self._ground.table
-        lines = [entry.digest_line() for entry in table]
+        lines = table.lines()
         if peer not in table and (floor := table.floor(peer)) is not None:
             lines.append(RowVersion(node_id=peer, boot_counter=floor[0], seq=floor[1], dead=True))
         if self._own.signed is not None:
@@ -156,10 +156,13 @@ class Records:
     def on_digest(self, sender: NodeId, digest: DigestRequest, now_us: int) -> bool:
         """Answer with what is newer here, ask for what is newer there; ``True`` if the sender thinks this node dead."""
         ground = self._ground
-        listed = {line.node_id: line for line in digest.rows}
+        same, news = ground.table.compare(digest.rows)
+        listed = {line.node_id: line for line in news}
         rows: list[SignedRow] = []
         accusations: list[Accusation] = []
-        for entry in ground.table:
+        for entry in ground.table if len(same) < len(ground.table) else ():
+            if entry.node_id in same:
+                continue
             line = listed.get(entry.node_id)
             if entry.state == "dead":
                 if line is not None and not line.dead and (line.boot_counter, line.seq) <= entry.known_version:
@@ -172,7 +175,6 @@ class Records:
         if accusations:
             ground.send(sender, GossipPush(gossip=Gossip(accusations=tuple(accusations[:64]))), "stream")
         self._send_rows(sender, rows)
-        news = [line for line in digest.rows if not ground.table.agrees(line)]
         asked = [node_id for line in news if (node_id := self.on_version(line, sender, now_us)) is not None]
         self.ask(sender, asked)
         if self.admissions.exchange(sender, digest) and not digest.reply:
@@ -289,8 +291,7 @@ class Records:
             self._spread(entry, sender)
             self._dialler.learnt(entry, now_us)
         else:
-            entry.held = max(version, entry.held or version)
-            entry.stash = signed
+            ground.table.hold_back(entry, signed, version)
             self._dialler.learnt(entry, now_us)
             ground.timers.set("confirm", entry.node_id, now_us + ground.jitter(1_000_000))
             self.ask(entry.node_id, [entry.node_id])

@@ -7,7 +7,7 @@ held back, however new they are. A grave is forgotten after its tombstone time, 
 ``floor`` (bounded, oldest first), so that a machine which slept through the tombstone cannot bring the dead back either.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from protocol.ids import NodeId
@@ -44,18 +44,9 @@ class Entry:
     suspected_us: int | None = None
 
     version: Version = (0, 0)
-    line: RowVersion | None = None
 
     def __post_init__(self) -> None:
         self.version = (self.row.boot_counter, self.row.seq)
-
-    def digest_line(self) -> RowVersion:
-        """What a digest says of this node; built once per version."""
-        boot_counter, seq = self.known_version
-        dead, line = self.state == "dead", self.line
-        if line is None or line.seq != seq or line.boot_counter != boot_counter or line.dead != dead:
-            line = self.line = RowVersion(node_id=self.node_id, boot_counter=boot_counter, seq=seq, dead=dead)
-        return line
 
     def flapped(self, now_us: int) -> None:
         """It came back from the dead, or restarted without a goodbye."""
@@ -89,6 +80,7 @@ class NodeTable:
         self._entries: dict[NodeId, Entry] = {}
         self._live: dict[NodeId, None] = {}
         self._by_signature: dict[bytes, Entry] = {}
+        self._lines: dict[NodeId, RowVersion] = {}
         self.revision = 0
         """Counts what a reader of the whole table would want to know of."""
         self._floors: dict[NodeId, Version] = {stone.node_id: (stone.boot_counter, stone.seq) for stone in tombstones}
@@ -111,6 +103,23 @@ class NodeTable:
         entry = self._by_signature.get(signed.signature)
         known = entry is not None and entry.live and entry.signed.payload == signed.payload
         return entry if known else None
+
+    def lines(self) -> list[RowVersion]:
+        """What a digest says of every entry, in their order. Kept up to date: a joining node is sent dozens."""
+        return list(self._lines.values())
+
+    def compare(self, lines: Iterable[RowVersion]) -> tuple[set[str], list[RowVersion]]:
+        """The live members of which a digest tells what is stored, and its other lines."""
+        same: set[str] = set()
+        other: list[RowVersion] = []
+        entries = self._entries
+        for line in lines:
+            entry = entries.get(line.node_id)  # type: ignore[call-overload]  # a plain string is looked up
+            if entry is not None and entry.buried is None and entry.version == (line.boot_counter, line.seq):
+                same.add(line.node_id)
+            else:
+                other.append(line)
+        return same, other
 
     def agrees(self, line: RowVersion) -> bool:
         """The line of a digest tells what is stored of a live member: true of almost every line of a settled mesh."""
@@ -147,6 +156,7 @@ class NodeTable:
         node_id = NodeId(row.node_id)
         entry = Entry(node_id, signed, row, received_us=now_us, changed_us=now_us, incarnation=row.incarnation)
         self._entries[node_id] = entry
+        self._note(entry)
         self._by_signature[signed.signature] = entry
         self._live[node_id] = None
         self._floors.pop(node_id, None)
@@ -161,6 +171,7 @@ class NodeTable:
         self._by_signature[signed.signature] = entry
         entry.signed, entry.row, entry.received_us = signed, row, now_us
         entry.version = (row.boot_counter, row.seq)
+        self._note(entry)
         entry.incarnation = row.incarnation if restarted else max(entry.incarnation, row.incarnation)
         if restarted:
             entry.refutation = None
@@ -181,7 +192,14 @@ class NodeTable:
             entry.suspected_us = None
             entry.accusers.clear()
             entry.mourners.clear()
+        self._note(entry)
         return old
+
+    def hold_back(self, entry: Entry, signed: SignedRow, version: Version) -> None:
+        """A buried node's higher row came by hearsay: it stays away until the node brings it, and need not be sent again."""
+        entry.held = max(version, entry.held or version)
+        entry.stash = signed
+        self._note(entry)
 
     def keep_out(self, node_id: str, version: Version) -> None:
         """Remember a version below which an unknown node must not appear. At most ``max_members``, oldest goes first."""
@@ -192,6 +210,7 @@ class NodeTable:
     def forget(self, node_id: NodeId, *, keep_floor: bool = True) -> Entry | None:
         """Drop the entry; its version stays as a floor. At most ``max_members`` floors, the oldest goes first."""
         entry = self._entries.pop(node_id, None)
+        self._lines.pop(node_id, None)
         self.revision += 1
         if entry is not None:
             self._by_signature.pop(entry.signed.signature, None)
@@ -205,8 +224,19 @@ class NodeTable:
         graves = {entry.node_id: entry.known_version for entry in self if not entry.live}
         return tuple(Tombstone(node_id, *version) for node_id, version in {**self._floors, **graves}.items())
 
+    def _note(self, entry: Entry) -> None:
+        boot_counter, seq = entry.known_version
+        dead, line = entry.state == "dead", self._lines.get(entry.node_id)
+        if line is None or line.seq != seq or line.boot_counter != boot_counter or line.dead != dead:
+            line = RowVersion(node_id=entry.node_id, boot_counter=boot_counter, seq=seq, dead=dead)
+            self._lines[entry.node_id] = line
+
     def validate(self) -> None:
         """Invariants, for tests."""
+        assert list(self._lines) == list(self._entries)
+        for line, entry in zip(self._lines.values(), self, strict=True):
+            said = (line.node_id, (line.boot_counter, line.seq), line.dead)
+            assert said == (entry.node_id, entry.known_version, entry.state == "dead"), entry
         assert len(self._entries) == len(self._by_signature) <= self._max_members
         assert len(self._floors) <= self._max_members
         assert set(self._live) == {entry.node_id for entry in self if entry.live}
