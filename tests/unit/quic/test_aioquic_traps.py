@@ -3,9 +3,11 @@
 When one of these fails after an upgrade, the library changed and the code that works around it must be read again.
 """
 
+import asyncio
 import ssl
 
 import pytest
+from aioquic.asyncio.server import QuicServer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import (
@@ -21,6 +23,7 @@ from protocol.quic import mutual
 from protocol.quic.identity import Identity
 from protocol.quic.mutual import (
     MutualQuicConnection,
+    acknowledge_now,
     datagrams_waiting,
     peer_key,
     quic_configuration,
@@ -35,10 +38,13 @@ ALICE, BOB = Identity.generate(), Identity.generate()
 class Pair:
     """Two connections in memory, with a clock of their own."""
 
-    def __init__(self, client_configuration=None, server_class=MutualQuicConnection, **server_options):
+    def __init__(
+        self, client_configuration=None, server_class=MutualQuicConnection, client_options=None, **server_options
+    ):
         self.now = 0.0
         self.client = MutualQuicConnection(
-            configuration=client_configuration or quic_configuration(ALICE, is_client=True, idle_timeout_s=10)
+            configuration=client_configuration or quic_configuration(ALICE, is_client=True, idle_timeout_s=10),
+            **(client_options or {}),
         )
         self.server = server_class(
             configuration=quic_configuration(BOB, is_client=False, idle_timeout_s=10),
@@ -60,10 +66,13 @@ class Pair:
                     self.sent_bytes += len(packet)
                     if not lose(packet):
                         target.receive_datagram(packet, address, now=self.now)
-            for name in ("client", "server"):
-                while (event := getattr(self, name).next_event()) is not None:
-                    self.events[name].append(event)
+            self.take_events()
             self.now += 0.01
+
+    def take_events(self):
+        for name in ("client", "server"):
+            while (event := getattr(self, name).next_event()) is not None:
+                self.events[name].append(event)
 
     def seen(self, name, kind):
         return [event for event in self.events[name] if isinstance(event, kind)]
@@ -127,12 +136,112 @@ def test_a_certificate_of_an_impossible_version_ends_the_connection_and_raises_n
     assert [event.error_code for event in pair.seen("server", ConnectionTerminated)] == [0x100 + 42]
 
 
-def test_session_tickets_break_mutual_authentication_and_are_never_issued():
+def test_tickets_are_neither_issued_nor_kept():
     pair = Pair()
     pair.exchange()
     assert pair.server.tls.new_session_ticket_cb is None
     assert pair.client.tls.new_session_ticket_cb is None
-    assert all(not event.session_resumed for event in pair.seen("server", HandshakeCompleted))
+
+
+def test_a_resumed_session_breaks_mutual_authentication_which_is_why_tickets_are_off():
+    kept, issued = [], {}
+    first = Pair(
+        client_options={"session_ticket_handler": kept.append},
+        session_ticket_handler=lambda ticket: issued.update({ticket.ticket: ticket}),
+    )
+    first.exchange()
+    assert kept
+    resuming = quic_configuration(ALICE, is_client=True, idle_timeout_s=10)
+    resuming.session_ticket = kept[0]
+    second = Pair(resuming, session_ticket_fetcher=issued.get)
+    second.exchange()
+    assert not second.seen("server", HandshakeCompleted)
+    second.now += 5
+    for connection in (second.client, second.server):
+        connection.handle_timer(second.now)
+    second.exchange(1)
+    ends = second.seen("client", ConnectionTerminated) + second.seen("server", ConnectionTerminated)
+    assert {event.error_code for event in ends} == {0x100 + 10}  # unexpected message
+
+
+def test_round_trips_under_a_millisecond_are_not_seen_so_they_are_measured_by_our_own_echoes():
+    pair = Pair()
+    pair.exchange(20)
+    pair.client.send_ping(1)
+    for packet, _ in pair.client.datagrams_to_send(now=pair.now):
+        pair.server.receive_datagram(packet, pair.client_address, now=pair.now)
+    acknowledge_now(pair.server)
+    pair.now += 0.000_2
+    for packet, _ in pair.server.datagrams_to_send(now=pair.now):
+        pair.client.receive_datagram(packet, ("server", 1), now=pair.now)
+    assert pair.client._loss._rtt_latest == 0.001
+
+
+def test_a_ping_is_answered_by_a_timer_so_it_says_nothing_about_the_round_trip():
+    pair = Pair()
+    pair.exchange(20)
+    pair.client.send_ping(1)
+    for packet, _ in pair.client.datagrams_to_send(now=pair.now):
+        pair.server.receive_datagram(packet, pair.client_address, now=pair.now)
+    assert pair.server.datagrams_to_send(now=pair.now) == []
+    assert pair.server.get_timer() - pair.now == pytest.approx(0.001)
+
+
+class Recorder(asyncio.DatagramTransport):
+    """A socket that keeps what is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent = []
+
+    def sendto(self, data, addr=None):
+        self.sent.append((data, addr))
+
+
+def test_no_stateless_reset_tells_that_the_peer_was_restarted_only_the_idle_timeout_does():
+    async def main():
+        pair = Pair()
+        pair.exchange()
+        restarted, socket = (
+            QuicServer(configuration=quic_configuration(BOB, is_client=False, idle_timeout_s=10)),
+            Recorder(),
+        )
+        restarted.connection_made(socket)
+        pair.client.send_datagram_frame(b"still there?")
+        asked, packets = pair.now, 0
+        while not pair.seen("client", ConnectionTerminated):
+            for packet, _ in pair.client.datagrams_to_send(now=pair.now):
+                packets += 1
+                restarted.datagram_received(packet, pair.client_address)
+            pair.now = max(pair.now, pair.client.get_timer())
+            pair.client.handle_timer(pair.now)
+            pair.take_events()
+        assert packets > 1, "asked again"
+        assert socket.sent == []
+        assert 9 <= pair.now - asked <= 10
+        assert pair.seen("client", ConnectionTerminated)[0].reason_phrase == "Idle timeout"
+
+    asyncio.run(main())
+
+
+def test_packets_of_1452_bytes_never_get_through_a_path_of_1280():
+    def too_large(packet):
+        return len(packet) + 28 > 1_280
+
+    large = quic_configuration(ALICE, is_client=True, idle_timeout_s=10)
+    large.max_datagram_size = 1_452
+    pair, tried = Pair(large), []
+    while not pair.seen("client", ConnectionTerminated):
+        tried += [too_large(packet) for packet, _ in pair.client.datagrams_to_send(now=pair.now)]
+        pair.now = max(pair.now, pair.client.get_timer())
+        pair.client.handle_timer(pair.now)
+        pair.take_events()
+    assert len(tried) > 2
+    assert all(tried), "it never tries a smaller one"
+    assert not pair.seen("client", HandshakeCompleted)
+    ours = Pair()
+    ours.exchange(lose=too_large)
+    assert ours.seen("server", HandshakeCompleted)
 
 
 def test_an_oversized_datagram_blocks_every_later_one_so_the_bound_stands_well_below():
