@@ -48,7 +48,7 @@ from stage_agent.picture import Picture
 from stage_agent.probes.lag import LagMeter
 from stage_agent.probes.measure import measure_node
 from stage_agent.router.proxy import HeadProxy
-from stage_agent.runtimes.factory import engine_label
+from stage_agent.runtimes.factory import NOT_FOR_PRODUCTION, engine_label
 from stage_agent.said import SERVED_SPACE, forget_said
 from stage_agent.state.store import StateStore
 from stage_agent.switches import Switches
@@ -225,6 +225,7 @@ async def _serve(
     driver.post(driver.orders_changed)
     timers = tasks.create_task(driver.run_timers(), name="timers")
     watch = tasks.create_task(node.events.watch(), name="paths")
+    probes = tasks.create_task(node.prober.run(), name="bandwidth probes")
     lag = tasks.create_task(LagMeter().run(node.events.on_loop_lag, phase_us(prepared.who.node_id)), name="loop lag")
     if settings.discovery.lan:
         tasks.create_task(_discovery(prepared, node, tasks).run(), name="lan discovery")
@@ -248,7 +249,7 @@ async def _serve(
         prepared.book.forget()
         forget_said(prepared.store)
     await proxy.close()
-    for task in (api, timers, watch, lag, watchdog, transport):
+    for task in (api, timers, watch, probes, lag, watchdog, transport):
         task.cancel()
 
 

@@ -21,7 +21,7 @@ from protocol.errors import ConfigurationError, IdentityError, ModelError, State
 from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import Membership, load_membership
 from stage_agent.runtimes.direct import direct_warning, is_direct
-from stage_agent.runtimes.factory import engine_label
+from stage_agent.runtimes.factory import NOT_FOR_PRODUCTION, engine_label
 
 Verdict = Literal["ok", "note", "fail"]
 MIN_FREE_BYTES = 64 * 1_048_576
@@ -168,13 +168,11 @@ def check_engine(settings: Settings) -> Finding:
                 "engine", "note", text, "unset runtime.llama_direct_host unless you trust that whole network"
             )
         return Finding("engine", "ok", label)
-    if runtime.kind != "process":
-        if runtime.kind == "mapped":
-            text = "runtime.kind is mapped: it holds a stage's bytes and computes nothing"
-            return Finding(
-                "engine", "note", text, "to answer requests set runtime.kind (llama_cpp, process or reference)"
-            )
-        return Finding("engine", "ok", f"built-in runtime {runtime.kind!r}")
+    if runtime.kind == "mapped":
+        text = "runtime.kind is mapped: it holds a stage's bytes and computes nothing"
+        return Finding("engine", "note", text, "to answer requests set runtime.kind to llama_cpp or process")
+    if runtime.kind == "reference":
+        return Finding("engine", "note", NOT_FOR_PRODUCTION, "to serve people set runtime.kind to llama_cpp or process")
     if not runtime.command:
         return Finding("engine", "fail", "runtime.kind is process without a command", "set runtime.command")
     program = shutil.which(runtime.command[0])

@@ -88,3 +88,9 @@ def test_direct_engines_are_pointed_at(tmp_path: Path) -> None:
         finding = check_engine(Settings(runtime=runtime))
         assert finding.verdict == verdict
         assert ("without encryption or authentication" in finding.text) == bool(host)
+
+
+def test_the_verification_engine_is_said_to_be_none_for_production():
+    finding = check_engine(Settings(runtime=RuntimeSettings(kind="reference")))
+    assert finding.verdict == "note"
+    assert "not for production" in finding.text
