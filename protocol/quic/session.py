@@ -156,7 +156,11 @@ class Session:
 
     def frame(self, raw: bytes, lane: Lane) -> None:
         """Judge one envelope, whatever sent it."""
-        if self.state not in {State.GREETING, State.OPEN, State.TRIAL} or self.waiting is not None:
+        if self.state not in {State.GREETING, State.OPEN, State.TRIAL}:
+            self._host.counters.drop("closed")
+            return
+        if self.waiting is not None:
+            self._host.counters.drop("hello_first")
             return
         now_us = self._host.now_us()
         if not self._bucket.take(now_us):
@@ -178,6 +182,8 @@ class Session:
 
     def broken(self, reason: str) -> None:
         """Framing was violated: nothing after it can be trusted."""
+        if self.state in {State.OPEN, State.TRIAL} and reason != "peer_closed":
+            self._host.counters.reject(reason)
         self.end(reason)
 
     def closed(self, reason: str) -> None:
@@ -336,10 +342,11 @@ class Session:
 
     def _malformed(self, reason: str) -> None:
         """Frame boundaries are intact, so an open session drops one bad message; before that it is the end."""
-        if self.state in {State.OPEN, State.TRIAL} and reason == "malformed":
-            self._host.counters.reject(reason)
-        else:
-            self.end(reason)
+        if self.state in {State.OPEN, State.TRIAL}:
+            self._host.counters.reject(reason)  # before that, the end of the session counts it
+            if reason == "malformed":
+                return
+        self.end(reason)
 
     def _write(self, message: Message) -> None:
         self.carrier.write(encode(message))
