@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(7_200)]
 
 def record(case: str, **figures: Any) -> None:
     line = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 a date for readers
         "case": case,
         **figures,
         "load_average": round(os.getloadavg()[0], 1),

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(1_800)]
 
 def record(case: str, **figures: Any) -> dict[str, Any]:
     line = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 a date for readers
         "case": case,
         **figures,
         "load_average": round(os.getloadavg()[0], 1),

@@ -47,7 +47,7 @@ def test_a_killed_stage_is_replaced_within_twenty_seconds_at_the_median(tmp_path
             assert live.answers() == live.whole
             bring_back(live, victim)
     row = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 a date for readers
         "what": "real processes: seconds to a serving plan after kill -9 of a stage, default waits",
         "median": statistics.median(taken_s),
         "max": max(taken_s),

@@ -41,7 +41,7 @@ def test_a_durable_slot_write_costs_less_than_a_synced_and_renamed_file(tmp_path
     started = time.perf_counter()
     StateStore.open(tmp_path / "store").close()
     record = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),  # noqa: TID251 a date for readers
         "case": f"{WRITES} durable writes of {len(text)} bytes",
         "sqlite_wal_full": database,
         "file_fsync_rename": renamed,

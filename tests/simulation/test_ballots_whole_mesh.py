@@ -1,7 +1,9 @@
 """Membership detection, election, planning, loading and activation together, with the default settings."""
 
+import itertools
 import json
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,22 @@ def test_time_to_a_serving_plan_after_losing_a_stage():
         results.write(json.dumps(row) + "\n")
     print(row)
     assert row["median"] <= 20
+
+
+def test_an_hours_jump_of_the_wall_clock_changes_no_decision(monkeypatch):
+    """Every reading of it is an hour off the last one, back and forth; the disk, the row and the plan do not care."""
+
+    def story() -> list[tuple]:
+        mesh = started(11, nodes=4)
+        victim = next(node_id for node_id in mesh.serving() if node_id != mesh.chiefs()[0].name)
+        mesh.crash(number_of(mesh, victim))
+        mesh.run(40)
+        return [(at_us, who, decision) for at_us, who, decision in mesh.decisions]
+
+    steady = story()
+    jumps = itertools.cycle((3_600, -3_600))
+    now, now_ns = time.time, time.time_ns  # noqa: TID251 what is made to jump
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + next(jumps) * 10**9)
+    assert story() == steady
+    assert [decision.kind for *_, decision in steady][-1] == "activated"
