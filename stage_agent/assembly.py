@@ -11,6 +11,7 @@ from config.settings import Settings
 from coordinator.coordinator import Coordinator
 from coordinator.planner.problem import Calibration
 from protocol.ids import Slot
+from protocol.links.active_probe import ActiveProbe
 from protocol.membership.core import Membership
 from protocol.membership.effects import Effect as MembershipEffect
 from protocol.messages import Hello
@@ -20,6 +21,8 @@ from protocol.quic.endpoint import QuicTransport
 from protocol.quic.identity import Identity
 from protocol.rows import NodeRow, ServedModel
 from protocol.signature import signature_is_genuine
+from stage_agent.active_prober import ActiveProber
+from stage_agent.active_traffic import other_traffic, stages_load, unknown_links
 from stage_agent.admittance import Admittance
 from stage_agent.artifacts.events import told
 from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
@@ -83,6 +86,7 @@ class Assembled:
     artifacts: NodeArtifacts
     events: MeshEvents
     admittance: Admittance
+    prober: ActiveProber
 
 
 def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecutor, switches: Switches) -> Assembled:
@@ -142,9 +146,12 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     admittance = Admittance(prepared.identity, driver, switches, tasks)
     own_process = OwnProcess(driver, switches, transport.table.outrank)
     graves = Graves(prepared.store, prepared.journal, membership.tombstones)
-    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance, own_process, graves)
+    prober = _prober(prepared, membership, transport, agent, events)
+    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance, own_process, graves, prober)
     transport.on_bulk = events.on_bulk
-    return Assembled(driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events, admittance)
+    return Assembled(
+        driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events, admittance, prober
+    )
 
 
 def _membership(prepared: Prepared, conditioner: Conditioner) -> Membership:
@@ -192,6 +199,21 @@ def _transport(prepared: Prepared, conditioner: Conditioner, events: MeshEvents)
             state_dir=book.state_dir,
             seeds=lambda: (*who.addresses, *book.seeds),
         ),
+    )
+
+
+def _prober(
+    prepared: Prepared, membership: Membership, transport: QuicTransport, agent: StageAgent, events: MeshEvents
+) -> ActiveProber:
+    journal = prepared.journal
+    return ActiveProber(
+        ActiveProbe(prepared.settings.links, SystemRandom(), monotonic_us()),
+        open_bulk=transport.open_bulk,
+        unknown=lambda: unknown_links(membership.members(monotonic_us()), transport.connected),
+        moved=lambda: other_traffic(journal),
+        busy=lambda: events.serving > 0 or stages_load(agent.facts(monotonic_us())),
+        carried=journal.probe_bytes,
+        clock_us=monotonic_us,
     )
 
 

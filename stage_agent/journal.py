@@ -38,6 +38,8 @@ class Journal:
         self.replans: Counter[tuple[str, str]] = Counter()
         self.search = DurationHistogram()
         self.tunnels = Ledger()
+        self.probe_bytes: Counter[str] = Counter()
+        """``sent``, ``received``: of active bandwidth probes."""
 
     def tell(self, kind: str, text: str, severity: Severity = "info", **fields: Any) -> None:
         """Log ``kind`` with ``fields`` and remember it with ``text`` for people. Fields must be ready for JSON."""
@@ -65,4 +67,5 @@ class Journal:
             tunnel_bytes=self.tunnels.bytes_by_peer(),
             tunnel_errors={fault: self.tunnels.errors[fault] for fault in FAULTS},
             tunnels_open=self.tunnels.active,
+            probe_bytes=dict.fromkeys(_SAID.values(), 0) | dict(self.probe_bytes),
         )

@@ -11,6 +11,7 @@ from protocol.membership.core import Membership
 from protocol.messages import IdentityContested
 from protocol.quic import interface as seen
 from protocol.quic.bulk import BulkReader, BulkWriter
+from stage_agent.active_prober import PROBE_KIND, ActiveProber
 from stage_agent.admittance import Admittance
 from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.artifacts.wire import ARTIFACT_KIND
@@ -40,6 +41,8 @@ class MeshEvents:
         self._refusals = Refusals(journal)
         self._failure = ""
         """Why the mesh's file cannot be written, said once."""
+        self.serving = 0
+        """Artifact streams that peers have open here."""
 
     def attach(
         self,
@@ -53,6 +56,7 @@ class MeshEvents:
         admittance: Admittance,
         own_process: OwnProcess,
         graves: Graves,
+        prober: ActiveProber,
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -66,6 +70,7 @@ class MeshEvents:
         self._admittance = admittance
         self._own_process = own_process
         self._graves = graves
+        self._prober = prober
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
@@ -115,13 +120,19 @@ class MeshEvents:
         return self._addresses.get(NodeId(peer), "")
 
     async def on_bulk(self, peer: NodeId, kind: str, header: bytes, reader: BulkReader, writer: BulkWriter) -> None:
-        """Serve an incoming bulk stream: stage frames, tunnels to engines, model artifacts; other kinds are refused by returning."""
+        """Serve an incoming bulk stream: stage frames, tunnels to engines, model artifacts, probes; others are refused by returning."""
         if kind == FRAMES_KIND:
             await self._link.receive(peer, reader, self._on_frame)
         elif kind == TUNNEL_KIND:
             await self._tunnels.serve(peer, header, reader, writer)
         elif kind == ARTIFACT_KIND:
-            await self._artifacts.on_bulk(peer, header, reader, writer)
+            self.serving += 1
+            try:
+                await self._artifacts.on_bulk(peer, header, reader, writer)
+            finally:
+                self.serving -= 1
+        elif kind == PROBE_KIND:
+            await self._prober.serve(peer, header, reader, writer)
         else:
             self._journal.rejected["unexpected_stream"] += 1
 

@@ -79,6 +79,11 @@ class ActiveProbe:
         self._next_us = now_us + self._spacing_us()
 
     @property
+    def enabled(self) -> bool:
+        """Whether there is a budget at all."""
+        return self._budget > 0
+
+    @property
     def running(self) -> bool:
         """Whether a probe is under way, sent or received."""
         return self._running is not None

@@ -231,6 +231,7 @@ def _counter_metrics(counters: CounterView) -> Iterator[Metric]:
     yield _counter("gossip_packets", "UDP packets of the control lane.", ("direction",), counters.gossip_packets)
     yield _counter("gossip_rejected", "Refused messages of peers.", ("reason",), counters.gossip_rejected)
     yield _counter("stale_frames", "Frames of older plans, dropped.", ("kind",), counters.stale_frames)
+    yield _counter("probe_bytes", "Sent only to measure idle links.", ("direction",), counters.probe_bytes)
     crossed = ("sent", "received")
     frames = counters.stage_frames
     totals = {way: frames.get(f"frames_{way}", 0) for way in crossed}

@@ -177,6 +177,8 @@ class CounterView:
     tunnel_errors: Mapping[str, int] = field(default_factory=dict)
     """Why tunnel connections were refused or broke → count."""
     tunnels_open: int = 0
+    probe_bytes: Mapping[str, int] = field(default_factory=dict)
+    """direction (``sent``, ``received``) → bytes of active bandwidth probes."""
 
 
 @dataclass(frozen=True, slots=True)
