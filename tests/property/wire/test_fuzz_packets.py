@@ -14,6 +14,7 @@ from protocol.quic.interface import REASONS, TransportCounters
 from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration
 from protocol.quic.router import Router
+from tests.bench.rows import append
 from tests.unit.quic.test_session import World
 
 CLIENT = Identity.generate()
@@ -137,5 +138,5 @@ def test_many_spoilt_handshakes_leave_no_growth():
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    print(f"\n20000 spoilt handshakes {dict(seen)}, growth {grown} bytes")
+    append("fuzz", "quic_handshake", cases=20_000, rejected=dict(seen), growth_bytes=grown)
     assert grown < 1_000_000
