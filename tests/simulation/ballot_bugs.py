@@ -119,7 +119,7 @@ BUGS = {
     "an activation before all are ready": (Variant(coordinator=ImpatientCoordinator), 3),
     "a ballot without the instance and a cloned id": (Variant(blank_instances=True, clones=True), 2),
     "frames accepted without the epoch": (Variant(agent=EpochlessAgent), 4),
-    "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), 5),
+    "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), "rows"),
     "a hash that flaps": (Variant(coordinator=FlappingCoordinator), 8),
     "a last stage that is one layer too short": (Variant(coordinator=ShortCoordinator), 9),
     "layers of the former plan that are kept": (Variant(agent=HoardingAgent), 4),

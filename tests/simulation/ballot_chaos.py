@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tests.simulation.ballot_checkers import ViolationError
 from tests.simulation.ballot_faults import Striker
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant, Weather
+from tests.simulation.ballot_orders import exclude
 from tests.simulation.ballot_replay import command, read_command
 from tests.simulation.ballot_scenario import STORMS, Scenario, make_scenario
 
@@ -110,6 +111,8 @@ def heal(mesh: BallotMesh) -> None:
     for process in mesh.live():
         process.status = "running"
         process.agent.resume()
+        # Everywhere: an order may wait on one disk that nobody else has heard of.
+        process.say(*(exclude(node_id, removed=True) for node_id in sorted(mesh.excluded)))
         mesh.arm(process)
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.assignment.effects import ComputePlan, Route, Send
+from coordinator.assignment.effects import ComputePlan, PersistTerm, Route, Send
 from coordinator.planner.problem import PlanningProblem
 from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
@@ -39,6 +39,8 @@ class Checkers:
         self._participants: dict[tuple[str, PlanEpoch], tuple[str, ...]] = {}
         self._parts: dict[tuple[str, PlanEpoch], dict[int, StageAssignment]] = defaultdict(dict)
         self._loads: dict[Instance, LoadChecks] = {}
+        self._unwanted: dict[tuple[Instance, int], set[str]] = {}
+        """Whom the coordinator knew to be excluded when it began a ballot."""
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
         self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
@@ -48,8 +50,9 @@ class Checkers:
         """Over all models."""
         return self.completed_by_slot.total()
 
-    def fail(self, number: int, text: str) -> None:
-        raise ViolationError(f"invariant {number}: {text}")
+    def fail(self, what: int | str, text: str) -> None:
+        """``what``: the invariant's number, or the name of a rule that is not one of them."""
+        raise ViolationError(f"invariant {what}: {text}")
 
     def loads_of(self, process: "Process") -> LoadChecks:
         """What is known of the loads of one process."""
@@ -65,6 +68,8 @@ class Checkers:
                 self._agent_says(process, message)
             case stage.Load() | stage.Unload() | stage.ActivateRuntime():
                 self._one_epoch(process, self.loads_of(process).told(effect))
+            case PersistTerm(term):
+                self._unwanted[process.instance, term] = process.excluded()
             case ComputePlan(_, slot, problem):
                 self._round(process, slot, problem)
             case Route(slot, node_id, ballot) if node_id is not None:
@@ -86,7 +91,7 @@ class Checkers:
             if known != message.participants:
                 self.fail(2, f"two participant lists at {ballot}")
             self._instances[slot, ballot][message.assignment.node_id] = message.assignment.instance
-            self._usable_nodes(process, message.participants)
+            self._usable_nodes(process, message.participants, ballot)
             self._parts[slot, ballot][message.assignment.stage_index] = message.assignment
         if isinstance(message, Activate):
             self._whole(slot, ballot)
@@ -114,13 +119,16 @@ class Checkers:
         if problem:
             self.fail(4, f"{process.node_id} {problem}")
 
-    def _usable_nodes(self, process: "Process", participants: tuple[str, ...]) -> None:
+    def _usable_nodes(self, process: "Process", participants: tuple[str, ...], ballot: PlanEpoch) -> None:
         facts = {member.node_id: member for member in process.shown}
+        unwanted = self._unwanted.get((process.instance, ballot.term), set())
         for peer in participants:
+            if peer in unwanted:
+                self.fail(7, f"{process.node_id} stages on {peer}, which was excluded when it began")
+            if peer in self.mesh.cloned:
+                continue  # two rows of one id take turns
             member = facts.get(peer)
             if member is None or member.state in {"dead", "left"} or member.row.status != "running":
-                if self.mesh.variant.clones:
-                    return
                 state = "unknown" if member is None else f"{member.state} {member.row.status}"
                 self.fail(7, f"{process.node_id} stages on {peer}, which it sees as {state}")
 
@@ -171,9 +179,9 @@ class Checkers:
 
     def row_taken(self, process: "Process", row: NodeRow, known: NodeRow | None) -> None:
         if known is not None and (row.boot_counter, row.seq) < (known.boot_counter, known.seq):
-            if self.mesh.variant.clones:
+            if row.node_id in self.mesh.cloned:
                 return
-            self.fail(5, f"{process.node_id} goes back to an older row of {row.node_id}")
+            self.fail("rows", f"{process.node_id} goes back to an older row of {row.node_id}")
 
     def completed(self, slot: str, trail: tuple[Any, ...]) -> None:
         self.completed_by_slot[slot] += 1

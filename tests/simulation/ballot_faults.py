@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Process, Weather
+from tests.simulation.ballot_orders import exclude
 
 Kind = Literal[
     "crash",
@@ -24,6 +25,7 @@ Kind = Literal[
     "drain",
     "full disk",
     "clone",
+    "exclude",
     "lull",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -60,6 +62,7 @@ class Striker:
             "drain": self._drain,
             "full disk": self._fill_disk,
             "clone": self._clone,
+            "exclude": self._exclude,
             "lull": self._lull,
         }
 
@@ -178,6 +181,23 @@ class Striker:
         others = [node_id for node_id in mesh.node_ids if node_id != victim.node_id]
         # The two are configured differently, so they want different plans.
         mesh.start(victim.node_id, clone=True, exclude=(others[fault.numbers[1] % len(others)],))
+        return True
+
+    def _exclude(self, fault: Fault) -> bool:
+        """The first number says where the order is given, the second who is not wanted; then the same takes it back."""
+        where, mesh = self._victim(fault), self.mesh
+        if where is None or mesh.disks[where.node_id].full:
+            return False
+        subject = mesh.node_ids[fault.numbers[1] % len(mesh.node_ids)]
+        mesh.excluded.add(subject)
+        mesh.log(f"{subject} is excluded at {where.node_id}")
+        mesh.run_in(where, lambda: where.say(exclude(subject)))
+
+        def include() -> None:
+            if where.alive and not mesh.disks[where.node_id].full:
+                mesh.run_in(where, lambda: where.say(exclude(subject, removed=True)))
+
+        self._later(fault.for_us, include)
         return True
 
     # -- network

@@ -44,6 +44,9 @@ class BallotMesh:
         self.bandwidth = {node_id: self.random.randint(10, 80) * 10**9 for node_id in self.node_ids}
         self.rtt_us = self.random.choice((300, 1_500, 8_000))
         self.sizes: dict[int, int] = {}
+        self.cloned: set[NodeId] = set()
+        self.excluded: set[NodeId] = set()
+        """Whom an operator excluded at some time."""
         self.unsettled: set[NodeId] = set()
         self.timings: dict[NodeId, int] = {}
         self.specs = tuple(self._spec(number, slots) for number in range(slots))
@@ -175,10 +178,13 @@ class BallotMesh:
             return
         disk = self.disks[node_id]
         if clone:
+            self.cloned.add(node_id)
             copied = Disk()
             copied.term, copied.boots, copied.slots = disk.term, disk.boots - 1, dict(disk.slots)
             disk = copied
         process = Process(self, node_id, disk, copy=len(running), exclude=exclude)
+        if not process.alive:
+            return
         self.processes[node_id].append(process)
         self.counts["restart"] += process.boot > 1 and not clone
         self.log(f"{node_id} starts, boot {process.boot}")
@@ -187,7 +193,8 @@ class BallotMesh:
     def crash(self, process: Process) -> None:
         self.counts["crash"] += process.alive
         process.alive = False
-        self.processes[process.node_id].remove(process)
+        if process in self.processes[process.node_id]:  # else it dies while it starts
+            self.processes[process.node_id].remove(process)
         self.log(f"{process.node_id} crashes")
 
     def live(self) -> list[Process]:

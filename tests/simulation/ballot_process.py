@@ -13,7 +13,7 @@ from protocol.codec import decode, encode
 from protocol.errors import StateError
 from protocol.fencing import PlanEpoch
 from protocol.ids import Instance, NodeId, Slot
-from protocol.orders import OperatorOrder
+from protocol.orders import EXCLUDE, OperatorOrder
 from protocol.rows import DeviceFact, LinkFact, NodeRow, StageFact
 from stage_agent.stage import effects as stage
 from tests.simulation.ballot_orders import kept_orders
@@ -30,6 +30,7 @@ class Process:
         self, mesh: "BallotMesh", node_id: NodeId, disk: Disk, copy: int = 0, exclude: tuple[NodeId, ...] = ()
     ) -> None:
         self.mesh, self.node_id, self.disk, self.copy = mesh, node_id, disk, copy
+        self.excludes = exclude
         disk.boots += 1
         self.boot = disk.boots
         self.seq = 0
@@ -192,6 +193,12 @@ class Process:
         """An operator's orders, said at this node."""
         self.orders.say(orders, self.now_us)
         self.carry(self.coordinator.on_orders(self.orders.known(self.now_us), self.now_us))
+
+    def excluded(self) -> set[str]:
+        """Whom this process knows to be left out of plans, by its configuration or by an order."""
+        orders = [order for order in self.orders.known(self.now_us) if order.kind == EXCLUDE]
+        wanted = {order.subject for order in orders if order.removed}
+        return ({*self.excludes} | {order.subject for order in orders}) - wanted
 
     def beat(self) -> None:
         """Tell everybody everything."""

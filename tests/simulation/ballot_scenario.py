@@ -113,6 +113,7 @@ def make_scenario(
     if storms > 1:
         last_us = storms * (STORM_US + LULL_US) - PAUSE_US - SECOND
         faults.append(Fault(random.randrange(last_us), "pause the coordinator", PAUSE_US, (random.randrange(100),)))
+    faults += [] if clones or seed % 3 != 2 else _exclusions(seed, storms)
     faults.sort(key=lambda fault: fault.at_us)
     return Scenario(
         seed,
@@ -123,6 +124,20 @@ def make_scenario(
         clones=clones,
         full_disks=full_disks,
     )
+
+
+def _exclusions(seed: int, storms: int) -> list[Fault]:
+    """For every third seed, one a storm, from dice of its own: the other faults stay as they are."""
+    random = Random(f"orders {seed}")
+    return [
+        Fault(
+            storm * (STORM_US + LULL_US) + random.randrange(STORM_US),
+            "exclude",
+            random.randrange(5 * SECOND, 20 * SECOND),
+            (random.randrange(100), random.randrange(100)),
+        )
+        for storm in range(storms)
+    ]
 
 
 def _moments(random: Random) -> list[int]:
