@@ -5,6 +5,7 @@ The tests share one mesh of three and run in order: later ones expel and restart
 
 import base64
 import json
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,21 +205,48 @@ def test_no_secret_of_the_whole_run_stands_in_a_log_an_answer_or_an_output(nodes
         if node.process is not None and Path("/proc/self/cmdline").exists()
     }
     texts |= command_lines
-    secrets = secrets_of(nodes)
-    assert len(secrets) >= 4 * len(nodes), "keys, keys to follow, tokens, their secrets and verifiers"
+    kept = secrets_of(nodes)
+    assert len(kept) >= 4 * len(nodes), "keys, keys to follow, tokens, their secrets and verifiers"
     found = [
-        (name, where)
-        for name, forms in secrets.items()
-        for where, text in texts.items()
-        for form in forms
-        if form in text
+        (name, where) for name, forms in kept.items() for where, text in texts.items() for form in forms if form in text
     ]
     assert found == []
     everything = "".join(texts.values())
     assert '"level": "debug"' in everything or "debug" in everything
     assert all(each in everything for each in running[0].alive().values()), "the search does find what is there"
-    planted = everything + secrets["alpha token 0"][0]
-    assert any(form in planted for forms in secrets.values() for form in forms)
+    planted = everything + kept["alpha token 0"][0]
+    assert any(form in planted for forms in kept.values() for form in forms)
+
+
+def test_the_api_token_stands_in_no_log_answer_or_output_of_the_node_that_asks_for_it(tmp_path: Path) -> None:
+    node, token, wrong = SmallNode(tmp_path, "guarded"), secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    file = tmp_path / "api-token"
+    file.touch(0o600)
+    file.write_text(token + "\n")
+    node.config.write_text(node.config.read_text().replace("[api]\n", f'[api]\ntoken_file = "{file}"\n'))
+    assert node.call("init").returncode == 0
+    node.start()
+    try:
+        assert node.process is not None
+        paths = ["status", "nodes", "events", "plans", "stages", "models", "targets", "revoke"]
+        texts: dict[str, str] = {}
+        for shown in (token, wrong):
+            with httpx.Client(base_url=f"http://{node.api}", headers={"Authorization": f"Bearer {shown}"}) as client:
+                answers = {path: client.get(f"/api/v1/{path}") for path in paths} | {"metrics": client.get("/metrics")}
+            assert answers["status"].status_code == (200 if shown == token else 401)
+            texts |= {f"/{path} {shown == token}": answer.text for path, answer in answers.items()}
+        assert httpx.get(f"http://{node.api}/api/v1/status?token={wrong}").status_code == 401
+        if Path("/proc/self/cmdline").exists():
+            texts["command line"] = Path(f"/proc/{node.process.pid}/cmdline").read_bytes().decode()
+            texts["environment"] = Path(f"/proc/{node.process.pid}/environ").read_bytes().decode()
+        assert node.stop() == 0
+    finally:
+        if node.process is not None:
+            node.kill()
+    texts |= {"log": node.log.read_text(), "said": "".join(node.said)}
+    assert node.name in texts["log"], "the search does find what is there"
+    forms = [token, wrong, token.encode().hex(), base64.b64encode(token.encode()).decode()[:40]]
+    assert [(where, form) for where, text in texts.items() for form in forms if form in text] == []
 
 
 def test_without_a_daemon_both_commands_say_so() -> None:
