@@ -118,7 +118,7 @@ def test_a_software_device_is_measured_where_one_is_installed(monkeypatch: pytes
         assert 10**7 < (device.compute_flops_per_s or 0) < 10**14
         assert measured_under is not None
         assert measured_under.buffer_bytes <= 64 * MIB
-        assert (measured_under.busy, measured_under.runs >= 10) == (False, True)
+        assert (measured_under.busy, measured_under.runs >= 2) == (False, True)
 
 
 def cards(*, busy: bool = False, buffer_bytes: int = 512 * MIB) -> dict[str, Any]:
