@@ -81,8 +81,16 @@ def test_adding_a_node_never_worsens_the_optimum(seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
+@example(
+    9738638
+)  # with its observed floor a halved node gets one layer more: its bytes then hide the floor's price of it
 def test_halving_a_nodes_speed_never_gives_it_more_layers_in_the_same_order(seed: int) -> None:
+    """Of what memory bandwidth alone decides: an observed time per layer is a floor that a slower memory hides."""
     question = any_problem(seed)
+    question = replace(
+        question,
+        participants=tuple(replace(node, observed_decode_us_per_layer=None) for node in question.participants),
+    )
     request = replace(question.request, objective="interactive", objective_tolerance_milli=0)
     found = plan(replace(question, request=request))
     if not isinstance(found, Plan) or found.modeled.decode_tpot_us is None or len(found.stages) < 2:
