@@ -89,6 +89,14 @@ class ShortCoordinator(Coordinator):
     slot_type = ShortSlot
 
 
+class DeafCoordinator(Coordinator):
+    """Plans with nodes that an operator excluded."""
+
+    @property
+    def _excluded(self) -> frozenset[NodeId]:
+        return frozenset()
+
+
 class HoardingAgent(StageAgent):
     """Serves the new plan and keeps the layers of the old one."""
 
@@ -122,6 +130,7 @@ BUGS = {
     "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), "rows"),
     "a hash that flaps": (Variant(coordinator=FlappingCoordinator), 8),
     "a last stage that is one layer too short": (Variant(coordinator=ShortCoordinator), 9),
+    "an exclusion that is not obeyed": (Variant(coordinator=DeafCoordinator), 7),
     "layers of the former plan that are kept": (Variant(agent=HoardingAgent), 4),
 }
 """Name → (variant, the invariant that finds it)."""

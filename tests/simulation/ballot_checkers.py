@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.assignment.effects import ComputePlan, PersistTerm, Route, Send
+from coordinator.assignment.effects import ComputePlan, Decided, Decision, PersistTerm, Route, Send
+from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.problem import PlanningProblem
 from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
@@ -41,6 +42,9 @@ class Checkers:
         self._loads: dict[Instance, LoadChecks] = {}
         self._unwanted: dict[tuple[Instance, int], set[str]] = {}
         """Whom the coordinator knew to be excluded when it began a ballot."""
+        self._round_hash: dict[tuple[Instance, str], str] = {}
+        self._activated_under: dict[tuple[Instance, str], tuple[str, str]] = {}
+        """By coordinator and slot: the last plan that it activated, and its participant hash then."""
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
         self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
@@ -68,6 +72,8 @@ class Checkers:
                 self._agent_says(process, message)
             case stage.Load() | stage.Unload() | stage.ActivateRuntime():
                 self._one_epoch(process, self.loads_of(process).told(effect))
+            case Decided(decision):
+                self._decided(process, decision)
             case PersistTerm(term):
                 self._unwanted[process.instance, term] = process.excluded()
             case ComputePlan(_, slot, problem):
@@ -109,11 +115,12 @@ class Checkers:
             if part.required_bytes > self.mesh.usable_bytes(NodeId(part.node_id)):
                 self.fail(9, f"{slot} {ballot} needs {part.required_bytes} bytes at {part.node_id}")
             position = part.layer_end
-        if position != self._layers(slot):
-            self.fail(9, f"{slot} {ballot} ends at layer {position} of {self._layers(slot)}")
+        if position != self._layers(slot, position):
+            self.fail(9, f"{slot} {ballot} ends at layer {position} of {self._layers(slot, position)}")
 
-    def _layers(self, slot: str) -> int:
-        return next(len(spec.package.layers) for spec in self.mesh.specs if spec.slot == slot)
+    def _layers(self, slot: str, otherwise: int) -> int:
+        """``otherwise`` for a model that a test serves behind the mesh's back."""
+        return next((len(spec.package.layers) for spec in self.mesh.specs if spec.slot == slot), otherwise)
 
     def _one_epoch(self, process: "Process", problem: str) -> None:
         if problem:
@@ -156,6 +163,7 @@ class Checkers:
         self.rounds += 1
         if problem.request.locked is not None:
             return
+        self._round_hash[process.instance, slot] = participant_set_hash(problem)
         state = next(item for item in process.coordinator.snapshot(process.now_us).slots if item.slot == slot)
         capacities = tuple(
             (
@@ -175,6 +183,20 @@ class Checkers:
                 self.fail(8, f"{process.node_id} plans {slot} again although only noise changed")
             self._asked[key] = (serious, state.ballot)
 
+    def _decided(self, process: "Process", decision: Decision) -> None:
+        """A plan that serves is not replaced under the participant hash that it was activated under."""
+        damped = "half-way" in decision.reason  # a move in several steps on purpose, all asked for by one input
+        hashed = self._round_hash.get((process.instance, decision.slot), "")
+        if decision.kind == "activated" and hashed:
+            self._activated_under[process.instance, decision.slot] = decision.new_plan, hashed
+        if decision.kind == "planned" and decision.reason.startswith("changed") and not damped:
+            known = self._activated_under.get((process.instance, decision.slot))
+            if decision.new_plan != decision.old_plan and known == (decision.old_plan, hashed):
+                self.fail(
+                    8,
+                    f"{process.node_id} replaces the plan of {decision.slot} under one participant hash: {decision.reason}",
+                )
+
     # -- rows, frames, state
 
     def row_taken(self, process: "Process", row: NodeRow, known: NodeRow | None) -> None:
@@ -193,8 +215,8 @@ class Checkers:
             if start != position:
                 self.fail(9, f"a request of {slot} jumped from layer {position} to {start} at {node_id}")
             position = end
-        if position != self._layers(slot):
-            self.fail(9, f"a request of {slot} ended at layer {position} of {self._layers(slot)}")
+        if position != self._layers(slot, position):
+            self.fail(9, f"a request of {slot} ended at layer {position} of {self._layers(slot, position)}")
 
     def frame(self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment) -> None:
         """An accepted frame of ``epoch`` is about to run through ``part``."""

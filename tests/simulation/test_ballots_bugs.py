@@ -14,6 +14,7 @@ SEEDS = 200
 LIKELY = {
     "a fence that is off by one": 145,
     "a ballot without the instance and a cloned id": 57,
+    "an exclusion that is not obeyed": 2,
     "frames accepted without the epoch": 15,
 }
 """Where to look first: an earlier run found it soon after. All 200 are looked at before it counts as not found."""
