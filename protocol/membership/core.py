@@ -251,10 +251,7 @@ class Membership:
         return self._ground.drain(now_us)
 
     def request_measurements(self, peers: Iterable[NodeId]) -> None:
-        """Keep connected to these peers and the RTT to them settled although the mesh is large; at most 64.
-
-        Replaces the set before. What a mesh of up to 64 nodes does for everybody needs no request.
-        """
+        """Stay connected to these peers, their RTT settled, although the mesh is large; at most 64, replacing those before."""
         self._prober.request(peers)
 
     def leave(self, now_us: int) -> list[Effect]:
