@@ -7,7 +7,6 @@ silent failure is a fall-back from cable to Wi-Fi or a VPN; it changes the addre
 all. In the last case a whole minute of samples that is far worse than the same path once was counts as a change of path.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,7 +67,7 @@ class Link:
         self._yardstick = Yardstick()
         self._since_note = 0
         self._degraded = False
-        self._loaded: deque[tuple[int, int]] = deque(maxlen=LOADED_INTERVALS)
+        self._loaded: list[tuple[int, int]] = []
         self._loaded_rtt_us: int | None = None
         self._changed_us: int | None = None
         self._changes = 0
@@ -111,6 +110,7 @@ class Link:
             if self._loaded and start_us <= self._loaded[-1][1] + JOIN_US:
                 start_us = min(start_us, self._loaded.pop()[0])
             self._loaded.append((start_us, now_us))
+            del self._loaded[:-LOADED_INTERVALS]
             loaded = [
                 rtt
                 for at, rtt in self._window.recent(now_us - duration_us)

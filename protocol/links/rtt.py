@@ -6,7 +6,6 @@ only lower the minimum, like any sample. Jitter is shown to people and never pla
 bug or a lie and never enters.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 RECENT = 64
@@ -34,7 +33,7 @@ class RttWindow:
         self.last_us = 0
         self._previous: int | None = None
         self._jitter_us = 0
-        self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
+        self._recent: list[tuple[int, int]] = []
 
     def add(self, rtt_us: int, now_us: int) -> bool:
         """Take a sample; ``False`` if it cannot be one."""
@@ -49,7 +48,10 @@ class RttWindow:
             # RFC 3550 §6.4.1: mean deviation of consecutive samples, weight 1/16.
             self._jitter_us += (abs(rtt_us - self._previous) - self._jitter_us) // 16
         self._previous = rtt_us
+        # A list, for a deque takes 600 bytes at its first sample and most links of a large mesh have a few.
         self._recent.append((now_us, rtt_us))
+        if len(self._recent) > RECENT:
+            del self._recent[0]
         return True
 
     def view(self) -> RttView | None:

@@ -21,12 +21,15 @@ from protocol.membership import (
 )
 from protocol.membership.effects import Effect
 from protocol.membership.signing import open_row
+from protocol.messages import Ack, GossipPush, Ping
 from protocol.rows import NodeRow, SignedRow
 from tests.simulation.network import SimNetwork
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
+OPENED_MAX = 20_000
+"""Rows that a mesh shares; the oldest goes first."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,8 @@ class MembershipPort:
 
     def on_message(self, sender: str, message: Any, lane: str, now_us: int) -> None:
         decoded: Any = decode(message) if self.mesh.codec else message
+        if self.mesh.codec and self.mesh.shared_rows:
+            decoded = self.mesh.shared(decoded)
         if decoded is not None:
             self.carry_out(self.core.on_message(NodeId(sender), decoded, now_us, lane=lane))  # type: ignore[arg-type]
 
@@ -194,7 +199,7 @@ class Mesh:
         self.ids = [identity(number).node_id for number in self.numbers]
         self.admitted: set[NodeId] = set(self.ids)
         self.ports: dict[int, MembershipPort] = {}
-        self.opened: dict[bytes, NodeRow] = {}
+        self.opened: dict[bytes, tuple[SignedRow, NodeRow]] = {}
         self.crashed_us: dict[NodeId, int] = {}
         self.seeds = tuple(self.address(number) for number in range(seeds))
         for number in self.numbers:
@@ -202,12 +207,22 @@ class Mesh:
 
     def open_row(self, signed: SignedRow) -> NodeRow:
         """Large meshes share the decoded rows, which are frozen: a thousand tables of a thousand rows fit the memory."""
-        row = self.opened.get(signed.payload + signed.signature)
-        if row is None:
-            row = self.opened[signed.payload + signed.signature] = open_row(signed, verify)
-            if len(self.opened) > 20_000:
-                del self.opened[next(iter(self.opened))]
+        known = self.opened.get(signed.signature)
+        if known is not None and known[0].payload == signed.payload:
+            return known[1]
+        row = open_row(signed, verify)
+        self.opened[signed.signature] = signed, row
+        if len(self.opened) > OPENED_MAX:
+            del self.opened[next(iter(self.opened))]
         return row
+
+    def shared(self, message: Any) -> Any:
+        """The decoded message, with the rows that the mesh holds already in the place of equal ones."""
+        rows = message.gossip.rows if isinstance(message, GossipPush | Ping | Ack) else ()
+        if not rows:
+            return message
+        same = tuple(known[0] if (known := self.opened.get(row.signature)) and known[0] == row else row for row in rows)
+        return message.model_copy(update={"gossip": message.gossip.model_copy(update={"rows": same})})
 
     @staticmethod
     def address(number: int) -> str:
