@@ -131,8 +131,8 @@ class Attempt:
             return None
         return min([self._next_us, *self._load_due_us.values()])
 
-    def on_view(self, view: ClusterView, now_us: int) -> list[Effect]:
-        """A participant that is gone, restarted or stopping ends the attempt at once."""
+    def on_view(self, view: ClusterView, now_us: int, excluded: frozenset[NodeId] = frozenset()) -> list[Effect]:
+        """A participant that is gone, restarted, stopping or excluded by an operator ends the attempt at once."""
         if self.outcome is not None:
             return []
         for node_id in self._nodes:
@@ -143,8 +143,9 @@ class Attempt:
             known = {self._instances.setdefault(node_id, seen), None if promise is None else promise.instance}
             if promise is not None and seen not in known:
                 return self._fail(AttemptFailed(f"{node_id} restarted"), now_us)
-            if member.row.status != "running" or member.conflict:
-                return self._fail(AttemptFailed(f"{node_id} is {member.row.status}"), now_us)
+            status = "excluded" if node_id in excluded else member.row.status
+            if status != "running" or member.conflict:
+                return self._fail(AttemptFailed(f"{node_id} is {status}"), now_us)
         return []
 
     def on_reply(self, sender: NodeId, message: BallotReply, now_us: int) -> list[Effect]:

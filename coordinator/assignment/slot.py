@@ -231,8 +231,8 @@ class SlotCoordinator:
             self.attempt = None
             self._campaign.refused(moment.now_us, contested=False)
             return [self._ended("attempt_failed", "the term could not be written", moment.now_us)]
-        effects = self.attempt.on_view(moment.view, moment.now_us) + self.attempt.on_timer(moment.now_us)
-        return effects + self._after_attempt(moment)
+        effects = self.attempt.on_view(moment.view, moment.now_us, moment.excluded)
+        return effects + self.attempt.on_timer(moment.now_us) + self._after_attempt(moment)
 
     def _after_attempt(self, moment: Moment) -> list[Effect]:
         attempt = self.attempt

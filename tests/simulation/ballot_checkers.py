@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.assignment.effects import ComputePlan, Decided, Decision, PersistTerm, Route, Send
+from coordinator.assignment.effects import ComputePlan, Decided, Decision, Route, Send
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.problem import PlanningProblem
 from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
@@ -40,8 +40,6 @@ class Checkers:
         self._participants: dict[tuple[str, PlanEpoch], tuple[str, ...]] = {}
         self._parts: dict[tuple[str, PlanEpoch], dict[int, StageAssignment]] = defaultdict(dict)
         self._loads: dict[Instance, LoadChecks] = {}
-        self._unwanted: dict[tuple[Instance, int], set[str]] = {}
-        """Whom the coordinator knew to be excluded when it began a ballot."""
         self._round_hash: dict[tuple[Instance, str], str] = {}
         self._activated_under: dict[tuple[Instance, str], tuple[str, str]] = {}
         """By coordinator and slot: the last plan that it activated, and its participant hash then."""
@@ -74,8 +72,6 @@ class Checkers:
                 self._one_epoch(process, self.loads_of(process).told(effect))
             case Decided(decision):
                 self._decided(process, decision)
-            case PersistTerm(term):
-                self._unwanted[process.instance, term] = process.excluded()
             case ComputePlan(_, slot, problem):
                 self._round(process, slot, problem)
             case Route(slot, node_id, ballot) if node_id is not None:
@@ -97,7 +93,7 @@ class Checkers:
             if known != message.participants:
                 self.fail(2, f"two participant lists at {ballot}")
             self._instances[slot, ballot][message.assignment.node_id] = message.assignment.instance
-            self._usable_nodes(process, message.participants, ballot)
+            self._usable_nodes(process, message.participants)
             self._parts[slot, ballot][message.assignment.stage_index] = message.assignment
         if isinstance(message, Activate):
             self._whole(slot, ballot)
@@ -126,12 +122,12 @@ class Checkers:
         if problem:
             self.fail(4, f"{process.node_id} {problem}")
 
-    def _usable_nodes(self, process: "Process", participants: tuple[str, ...], ballot: PlanEpoch) -> None:
+    def _usable_nodes(self, process: "Process", participants: tuple[str, ...]) -> None:
         facts = {member.node_id: member for member in process.shown}
-        unwanted = self._unwanted.get((process.instance, ballot.term), set())
+        unwanted = process.excluded()
         for peer in participants:
             if peer in unwanted:
-                self.fail(7, f"{process.node_id} stages on {peer}, which was excluded when it began")
+                self.fail(7, f"{process.node_id} stages on {peer}, which it knows to be excluded")
             if peer in self.mesh.cloned:
                 continue  # two rows of one id take turns
             member = facts.get(peer)

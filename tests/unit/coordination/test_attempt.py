@@ -192,6 +192,15 @@ def test_a_participant_that_goes_ends_the_attempt_at_once(change):
     assert isinstance(rig.attempt.outcome, AttemptFailed)
 
 
+def test_an_exclusion_ends_the_attempt_at_once():
+    rig = Rig()
+    everybody = view(*(member(node_id, instance=INSTANCE[node_id]) for node_id in (A, B, C)))
+    rig.attempt.on_view(everybody, 0, frozenset({NodeId("elsewhere")}))
+    assert rig.attempt.outcome is None
+    rig.attempt.on_view(everybody, 0, frozenset({C}))
+    assert rig.attempt.outcome == AttemptFailed("c is excluded")
+
+
 def test_a_row_that_lags_behind_the_promise_is_no_restart():
     rig = Rig()
     old = view(*(member(node_id, instance="0" * 32) for node_id in (A, B, C)))
