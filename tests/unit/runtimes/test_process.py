@@ -200,7 +200,7 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
             started = time.monotonic()
             await engine.unload()
             assert 0.3 <= time.monotonic() - started < 3
-            assert gone(said(file)[0]["pid"])
+            assert until(lambda: gone(said(file)[0]["pid"]))
 
     run(test)
 
