@@ -57,7 +57,7 @@ class Journal:
             gossip_bytes={said: transport.bytes[way] for way, said in _SAID.items()},
             gossip_messages={(_SAID[way], lane): transport.lanes[way, lane] for way in _SAID for lane in _LANES},
             gossip_packets={said: transport.packets[way] for way, said in _SAID.items()},
-            gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + transport.rejected),
+            gossip_rejected=dict.fromkeys(REASONS, 0) | dict(self.rejected + transport.rejected + transport.dropped),
             stale_frames=dict.fromkeys(REFUSED_FRAMES, 0) | dict(self.stale_frames),
             stage_frames=dict(self.frames),
             claims=dict(self.claims),

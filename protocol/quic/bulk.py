@@ -28,6 +28,8 @@ BUSY_SHARE = 0.85
 WAIT_SHARE = 0.5
 AHEAD_S = 0.05
 """How far a shaped stream may run ahead of its link's serialiser."""
+CUT_RETRY_S = 0.2
+"""Within this time after a cut link is mended, what waited for it leaves."""
 
 Observe = Callable[[Direction, int, int, LimitedBy], None]
 """Direction, bytes, microseconds, limit."""
@@ -280,6 +282,9 @@ class DelayLine:
 
     def _fire(self) -> None:
         self.timer = None
+        if self.link.is_cut:
+            self.timer = asyncio.get_running_loop().call_later(CUT_RETRY_S, self._fire)
+            return
         now_s = time.monotonic()
         while self.waiting and self.waiting[0][0] <= now_s:
             self.writer.write(self.waiting.popleft()[1])

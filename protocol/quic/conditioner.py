@@ -5,7 +5,7 @@ The file (TOML) names directed pairs by node name or id:
     [links."alpha -> beta"]
     delay_ms = 10        # one way, before anything else
     jitter_ms = 2        # extra delay, uniform in 0…2 ms; order is kept
-    loss = 0.01          # share of packets (on the TLS lane: of chunks, which then come a round trip late)
+    loss = 0.01          # share of packets (on the TLS lane: of chunks, which then come a round trip late); 1 = a cut
     mib_per_s = 30       # MiB/s
     mtu = 1280           # larger IP packets vanish
 
@@ -248,6 +248,11 @@ class ShapedLink:
             delay_us = shape.delay_us + (self._die.random() * shape.jitter_us if shape.jitter_us else 0)
             self._last_due_s = max(self._last_due_s, start_s + delay_us / 1_000_000)
             return self._last_due_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Nothing arrives however often it is sent again."""
+        return self.shape.loss >= 1
 
     def late_by_loss_s(self) -> float:
         """Extra delay of a chunk on a reliable lane: a lost one is sent again after about a round trip."""

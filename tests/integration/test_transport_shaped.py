@@ -91,6 +91,40 @@ def test_a_lossy_link_loses_datagrams_and_no_stream_message(tmp_path):
     run(main())
 
 
+def test_a_link_that_loses_everything_is_cut_on_both_lanes_until_it_is_mended(tmp_path):
+    """A cable that is pulled also stops what is sent again and again."""
+
+    async def main():
+        shaped = shapes(tmp_path, 1)
+        alpha, beta = mesh("alpha", "beta", shapes=shaped)
+        taken = []
+
+        async def on_bulk(_peer, _kind, _header, reader, _writer):
+            taken.append(await reader.readexactly(5))
+            taken.append(await reader.readexactly(5))
+
+        beta.transport.on_bulk = on_bulk
+        async with running(alpha, beta):
+            await alpha.meet(beta)
+            _, writer = await alpha.transport.open_bulk(beta.id, "artifact", b"")
+            writer.write(b"first")
+            await writer.drain()
+            await eventually(lambda: taken == [b"first"])
+            shapes(tmp_path, 1, loss=1.0)
+            await alpha.until(ConditionerReloaded)
+            writer.write(b"later")
+            alpha.transport.send(beta.id, Ping(seq=7), "datagram")
+            await writer.drain()
+            await asyncio.sleep(0.5)
+            assert taken == [b"first"]
+            assert beta.seen(MessageReceived) == []
+            shapes(tmp_path, 1)
+            await eventually(lambda: taken == [b"first", b"later"])
+            writer.abort()
+
+    run(main())
+
+
 def test_a_bulk_transfer_runs_at_the_shaped_bandwidth_and_is_marked_as_shaped(tmp_path):
     async def main():
         alpha, beta = mesh("alpha", "beta", shapes=shapes(tmp_path, 2, mib_per_s=4))

@@ -39,6 +39,15 @@ def test_a_counted_event_is_added_to_the_zero_and_to_what_the_transport_refused(
     assert (seen.gossip_rejected["malformed"], seen.stale_frames["stale_epoch"]) == (3, 1)
 
 
+def test_what_the_transport_dropped_without_ending_a_connection_is_seen_too():
+    journal = Journal()
+    journal.rejected["malformed"] += 2
+    seen = journal.counters(
+        TransportCounters(rejected=Counter(malformed=1), dropped=Counter(malformed=4, shaped_loss=9))
+    )
+    assert (seen.gossip_rejected["malformed"], seen.gossip_rejected["shaped_loss"]) == (7, 9)
+
+
 def test_tunnel_bytes_are_shown_while_they_flow_and_stay_when_the_connection_has_ended():
     journal = Journal()
     carried = SimpleNamespace(sent_bytes=5, received_bytes=7)
