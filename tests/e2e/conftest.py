@@ -131,16 +131,16 @@ class LiveMesh:
                 return answer["tokens"]
         return None
 
-    def ask_everybody(self, limit_s: float = 2.0) -> list[tuple[int, ...]]:
-        """Ask every node as if it were stage 0, whatever it believes; the answers of those that are, each from one plan."""
-        found = []
-        body = {"slot": "default", "prompt": list(PROMPT), "max_tokens": NEW_TOKENS}
+    def ask_everybody(self, tokens: int, limit_s: float = 2.0) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Ask every node as if it were stage 0, whatever it believes; the tokens and the one plan of those that answer."""
+        found = {}
+        body = {"slot": "default", "prompt": list(PROMPT), "max_tokens": tokens}
         for node in self.watch.running():
             with contextlib.suppress(httpx.TransportError):
                 answer = httpx.post(f"http://{node.api}/api/v1/generate", json=body, timeout=limit_s)
                 if answer.status_code == 200:
-                    assert len(answer.json()["epochs"]) == 1, answer.text
-                    found.append(tuple(answer.json()["tokens"]))
+                    (epoch,) = answer.json()["epochs"]
+                    found[node.name] = tuple(answer.json()["tokens"]), epoch
         return found
 
     def answers(self, limit_s: float = 60.0) -> tuple[int, ...]:
