@@ -229,7 +229,12 @@ def _counter_metrics(counters: CounterView) -> Iterator[Metric]:
     yield _counter("gossip_bytes", "Membership traffic.", ("direction",), counters.gossip_bytes)
     yield _counter("gossip_messages", "Control messages by lane.", ("direction", "lane"), counters.gossip_messages)
     yield _counter("gossip_packets", "UDP packets of the control lane.", ("direction",), counters.gossip_packets)
-    yield _counter("gossip_rejected", "Refused or dropped messages and connections of peers.", ("reason",), counters.gossip_rejected)
+    yield _counter(
+        "gossip_rejected",
+        "Refused or dropped messages and connections of peers.",
+        ("reason",),
+        counters.gossip_rejected,
+    )
     yield _counter("stale_frames", "Frames of older plans, dropped.", ("kind",), counters.stale_frames)
     yield _counter("probe_bytes", "Sent only to measure idle links.", ("direction",), counters.probe_bytes)
     crossed = ("sent", "received")
