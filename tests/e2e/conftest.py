@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import io
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 
 from config.settings import RuntimeSettings
 from protocol.errors import StagemeshError
 from stage_agent.cli.client import post_json
 from stage_agent.demo.mesh import DemoMesh, demo_mesh
 from stage_agent.demo.profile import LinkShape, conditioner_text, load_profile, machines
+from stage_agent.demo.story import Story
 from stage_agent.demo.watch import MeshWatch, SeenEvent
 from stage_agent.demo_model import write_demo_model
 from stage_agent.model_source import open_model
@@ -187,9 +190,33 @@ def formed(nodes: int, directory: Path) -> Iterator[LiveMesh]:
         yield live
 
 
+class ToldMesh(LiveMesh):
+    """A mesh whose life is the demo's story, told to a console that nobody looks at."""
+
+    def __init__(self, mesh: DemoMesh, model: Path, story: Story, console: io.StringIO) -> None:
+        super().__init__(mesh, model)
+        self.story = story
+        self._console = console
+
+    @property
+    def said(self) -> str:
+        """Everything that was shown up to now."""
+        return self._console.getvalue()
+
+
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    yield from formed(3, tmp_path_factory.mktemp("model"))
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToldMesh]:
+    """Three agents, as `stagemesh demo` forms them."""
+    model = tmp_path_factory.mktemp("model") / "demo.gguf"
+    write_demo_model(model)
+    profile, package, screen = load_profile(None, 3), open_model(model), io.StringIO()
+    with demo_mesh(profile, keep=False) as mesh, told(mesh):
+        shaped = machines(profile, package)
+        mesh.prepare(shaped)
+        story = Story(Console(file=screen, width=160), mesh, shaped, package, model)
+        story.introduce(profile)
+        story.form()
+        yield ToldMesh(mesh, model, story, screen)
 
 
 @pytest.fixture(scope="module")
