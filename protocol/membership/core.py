@@ -121,7 +121,7 @@ class Membership:
         ground.links.link(peer).on_path(address, interface, now_us, over_tcp=over_tcp)
         self._dialler.connected(peer, address, now_us)
         if not self._left:
-            self._exchange.greet(peer, fresh=fresh)
+            self._exchange.greet(peer, now_us, fresh=fresh)
         entry = ground.table.get(peer)
         if entry is not None and entry.live:
             self._judge.heard(entry, now_us)

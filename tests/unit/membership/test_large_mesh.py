@@ -5,7 +5,7 @@ import pytest
 from config.settings import LinkSettings, MembershipSettings
 from protocol.links import is_settled
 from protocol.membership.effects import CloseConnection, Dial, Send
-from protocol.messages import GossipPush
+from protocol.messages import DigestRequest, GossipPush
 from protocol.rows import Coordinate
 from tests.simulation.membership_mesh import identity
 from tests.unit.membership.hands import SECOND, Bench, sent
@@ -52,6 +52,26 @@ def test_a_transfer_makes_any_link_worth_telling() -> None:
     assert bench.core.own_row is not None
     assert [link.send_bytes_per_s for link in bench.core.own_row.links if link.target == peer] == [50_000_000]
     assert sent(effects, GossipPush)
+
+
+def test_connections_that_come_in_dozens_get_one_digest_and_a_newcomer_always_gets_one() -> None:
+    bench = Bench(settings=SETTINGS)
+    above = sorted(number for number in range(1, 10) if identity(number).node_id > bench.me.node_id)
+    below = [number for number in range(1, 10) if number not in above]
+    stranger, *known = above[:3]
+    assert len(known) == 2
+    bench.connect(below[0])
+    bench.gossip(below[0], rows=tuple(bench.row(number, 1) for number in range(1, 10) if number != stranger))
+    bench.now_us += 3 * SECOND
+
+    def digests(number: int) -> int:
+        bench.core.on_disconnected(identity(number).node_id, bench.now_us)
+        return len(sent(bench.core.on_connected(identity(number).node_id, "10.0.0.9:1", bench.now_us), DigestRequest))
+
+    assert [digests(number) for number in known] == [1, 0]
+    assert digests(stranger) == 1, "who is not known here may know nobody"
+    bench.now_us += 3 * SECOND
+    assert digests(known[1]) == 1
 
 
 @pytest.mark.parametrize("asked", [False, True])
