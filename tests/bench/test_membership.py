@@ -82,7 +82,7 @@ def test_twenty_hours_of_loss_kill_nobody(loss_milli: int, reference: int, allow
     ],
 )
 def test_cost_convergence_spread_and_detection(nodes: int, join_s: int, settle_s: int, measured_s: int) -> None:
-    """One mesh, four answers. A thousand nodes keep one core busy for ten minutes and more, and take 3 GB."""
+    """One mesh, four answers."""
     mesh, agreed_s = settled_mesh(nodes, join_s=join_s, settle_s=settle_s, seeds=min(8, max(1, nodes // 8)))
     assert agreed_s is not None
     figures = cost(mesh, measured_s)

@@ -1,21 +1,18 @@
 """What is measured of the membership core in the simulated network; small in the tests, large in the bench.
 
-Up to 256 nodes every message goes through the codec, both ways. Above, messages are handed over as the frozen objects that
-they are and only those of the measured seconds are encoded, for their size: a thousand nodes send two million messages
-while they join. Rows are encoded, signed and verified at every size, but from 64 nodes on the same bytes are opened once
-for the whole mesh and not once per node.
+In the meshes of ``settled_mesh`` every message goes through the codec, both ways, at a thousand nodes too. Rows are
+encoded, signed and verified at every size, but from 64 nodes on equal bytes are opened once for the whole mesh and not
+once per node. Where only verdicts are counted (``detection`` above 20 nodes, ``false_deaths``) messages are handed over as
+the frozen objects that they are.
 """
 
 import gc
 import statistics
 from dataclasses import dataclass
 
-from pydantic import BaseModel
-
-from protocol.codec import encode
+from protocol.ids import NodeId
 from tests.simulation.membership_mesh import SECOND, Mesh
 
-CODEC_UP_TO = 256
 SHARED_ROWS_FROM = 64
 
 
@@ -45,6 +42,36 @@ def crash_and_detect(mesh: Mesh, number: int) -> list[float]:
     times = sorted(verdicts())
     assert len(times) == survivors, f"{len(times)} of {survivors} noticed"
     return times
+
+
+def crash_each_and_detect(mesh: Mesh, numbers: list[int], apart_s: float) -> list[list[float]]:
+    """Crash several nodes of one mesh, one after the other; for each the seconds to the verdict of every survivor of all."""
+    seen, crashed_us = len(mesh.changes), dict[NodeId, int]()
+    for number in numbers:
+        mesh.crash(number)
+        crashed_us[mesh.ids[number]] = mesh.network.now_us
+        mesh.run(apart_s)
+
+    def verdicts() -> list[list[float]]:
+        times: dict[NodeId, list[float]] = {node_id: [] for node_id in crashed_us}
+        for change in mesh.changes[seen:]:
+            if change.change.new == "dead" and change.observer not in crashed_us:
+                times[change.change.node_id].append((change.at_us - crashed_us[change.change.node_id]) / SECOND)
+        return [sorted(each) for each in times.values()]
+
+    mesh.run_until(lambda: all(len(each) >= len(mesh.ports) for each in verdicts()), 60, step=0.5)
+    times = verdicts()
+    assert [len(each) for each in times] == [len(mesh.ports)] * len(numbers), "somebody did not notice, or twice"
+    return times
+
+
+def up_to_date_milli(mesh: Mesh) -> int:
+    """Share of all pairs (observer, node) in which the observer holds the node's latest row."""
+    latest = {port.name: (row.boot_counter, row.seq) for port in mesh.ports.values() if (row := port.core.own_row)}
+    held = sum(
+        version == latest.get(node_id) for port in mesh.ports.values() for node_id, _, version in port.core.standings()
+    )
+    return held * 1000 // (len(mesh.ports) * (len(mesh.ports) - 1))
 
 
 def summary(trials: list[list[float]]) -> Detection:
@@ -90,7 +117,7 @@ class Cost:
 
 def settled_mesh(nodes: int, *, join_s: int, settle_s: int, seeds: int = 1) -> tuple[Mesh, float | None]:
     """A mesh whose nodes joined one after the other, and the seconds until all agreed after the last had started."""
-    mesh = Mesh(nodes, nodes, codec=nodes <= CODEC_UP_TO, shared_rows=nodes >= SHARED_ROWS_FROM, seeds=seeds)
+    mesh = Mesh(nodes, nodes, shared_rows=nodes >= SHARED_ROWS_FROM, seeds=seeds)
     for number in mesh.numbers:
         at_us = mesh.network.now_us + number * join_s * SECOND // nodes
         mesh.network.at(at_us, lambda number=number: mesh.start(number))
@@ -99,6 +126,8 @@ def settled_mesh(nodes: int, *, join_s: int, settle_s: int, seeds: int = 1) -> t
     try:
         mesh.run(join_s)
         agreed_s = mesh.run_until(mesh.agreed, 300, step=0.5)
+        assert mesh.deaths() == []
+        mesh.changes.clear()
         mesh.run(settle_s)
     finally:
         gc.enable()
@@ -107,8 +136,6 @@ def settled_mesh(nodes: int, *, join_s: int, settle_s: int, seeds: int = 1) -> t
 
 def cost(mesh: Mesh, seconds: int) -> Cost:
     """Traffic of the next seconds."""
-    if not mesh.codec:
-        mesh.network.size_of = encoded_bytes
     before = totals(mesh)
     mesh.run(seconds)
     share = len(mesh.ports) * seconds
@@ -124,11 +151,6 @@ def totals(mesh: Mesh) -> tuple[int, int, int, int]:
         sum(each.stream_messages for each in traffic),
         sum(each.stream_bytes for each in traffic),
     )
-
-
-def encoded_bytes(message: BaseModel) -> int:
-    """On the wire."""
-    return len(encode(message))
 
 
 def spread_s(mesh: Mesh, share_milli: int = 950, limit_s: float = 60.0) -> float | None:
