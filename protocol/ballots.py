@@ -192,7 +192,8 @@ class Abort(Wire):
 class Retire(Wire):
     """Unload what is active at ``ballot``: the model is not served any more, or this agent is not in the new plan.
 
-    What was only accepted at it is forgotten as by ``Abort``. Obeyed from the ballot's own coordinator, or from one that names a newer ballot in ``superseded_by``.
+    What was only accepted at it is forgotten as by ``Abort``. Obeyed from the ballot's own coordinator, or from one that
+    names a newer ballot in ``superseded_by``.
     """
 
     type: Literal["retire"] = "retire"

@@ -223,12 +223,10 @@ class Driver:
         self._dirty_us, self._seen_revision = None, self.membership.revision
         members = self.membership.members(now_us)
         facts = tuple(facts_of(member) for member in members.values())
-        self.agent.on_members(
-            frozenset(each.node_id for each in facts if each.connected),
-            max((each.row.max_term for each in facts), default=0),
-        )
         self.membership.request_measurements(partners(facts, self.node_id))
-        self.carry_coordinator(self.coordinator.on_members(facts, now_us))
+        step = self.coordinator.on_members(facts, now_us)
+        self.agent.on_members(frozenset(each.node_id for each in facts if each.connected), self.coordinator.term)
+        self.carry_coordinator(step)
         rows = tuple(each.row for each in facts if each.connected)
         self._serve_wishes(rows, now_us)
         self._follow_orders(rows, now_us)

@@ -120,7 +120,7 @@ class MeshEvents:
         return self._addresses.get(NodeId(peer), "")
 
     async def on_bulk(self, peer: NodeId, kind: str, header: bytes, reader: BulkReader, writer: BulkWriter) -> None:
-        """Serve an incoming bulk stream: stage frames, tunnels to engines, model artifacts, probes; others are refused by returning."""
+        """Serve an incoming bulk stream by its kind; one that is not known here is refused by returning."""
         if kind == FRAMES_KIND:
             await self._link.receive(peer, reader, self._on_frame)
         elif kind == TUNNEL_KIND:

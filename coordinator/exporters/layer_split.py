@@ -9,6 +9,8 @@ the last entry is one more than its layers. Plain layer counts (sum N) always pl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from config.cache_types import UNQUANTISED, CacheType
+
 ALL_LAYERS = 999
 """Any number above every model's blocks."""
 MAX_DEVICES = 16
@@ -48,3 +50,9 @@ def output_override(*, tied_embeddings: bool) -> str:
     Anchored: the pattern is searched for, and ``output.weight`` alone would match every ``attn_output.weight``.
     """
     return r"^token_embd\.weight$=CPU" if tied_embeddings else r"^output\.weight$=CPU"
+
+
+def cache_flags(cache_type: CacheType) -> tuple[str, ...]:
+    """The cache's element type as llama-server is told it; a quantised one needs flash attention."""
+    attention = () if cache_type in UNQUANTISED else ("-fa", "on")
+    return ("-ctk", cache_type, "-ctv", cache_type, *attention)

@@ -4,9 +4,9 @@ The head's own layers are served by a worker on loopback: the CPU can only take 
 every stage is an RPC device, in ``--rpc`` order, so that the same rule places all of them.
 """
 
-from config.cache_types import DEFAULT_CACHE_TYPE, UNQUANTISED
+from config.cache_types import DEFAULT_CACHE_TYPE
 from coordinator.exporters.export import Export, ExportRequest, HostPart
-from coordinator.exporters.layer_split import MAX_DEVICES, output_override, split_flags
+from coordinator.exporters.layer_split import MAX_DEVICES, cache_flags, output_override, split_flags
 from coordinator.exporters.shell_words import command_line
 
 LOOPBACK = "127.0.0.1"
@@ -52,10 +52,6 @@ def head_arguments(request: ExportRequest, endpoints: list[str]) -> tuple[str, .
     output: tuple[str, ...] = ()
     if request.tied_embeddings and len(endpoints) > 1:  # no extra memory, and saves a vocabulary of logits per token
         output = ("-ot", output_override(tied_embeddings=True))
-    cache: list[str] = []
-    if plan.cache_type != DEFAULT_CACHE_TYPE:
-        cache += ["-ctk", plan.cache_type, "-ctv", plan.cache_type]
-        cache += [] if plan.cache_type in UNQUANTISED else ["-fa", "on"]
     return (
         *("llama-server", "-m", request.model, "--host", LOOPBACK, "--port", str(SERVER_PORT)),
         *("--api-key-file", KEY_FILE),
@@ -63,7 +59,7 @@ def head_arguments(request: ExportRequest, endpoints: list[str]) -> tuple[str, .
         *("--rpc", ",".join(endpoints), "--device", devices),
         *split_flags(request.layer_counts).arguments(),
         *output,
-        *cache,
+        *(() if plan.cache_type == DEFAULT_CACHE_TYPE else cache_flags(plan.cache_type)),
         *("-fit", "off", "--no-repack"),
     )
 

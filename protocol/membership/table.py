@@ -112,10 +112,8 @@ class NodeTable:
         """The live members of which a digest tells what is stored, and its other lines."""
         same: set[str] = set()
         other: list[RowVersion] = []
-        entries = self._entries
         for line in lines:
-            entry = entries.get(line.node_id)  # type: ignore[call-overload]  # a plain string is looked up
-            if entry is not None and entry.buried is None and entry.version == (line.boot_counter, line.seq):
+            if self.agrees(line):
                 same.add(line.node_id)
             else:
                 other.append(line)

@@ -46,7 +46,7 @@ from protocol.quic.tls_carrier import TlsCarrier
 from protocol.quic.udp_socket import bind_udp
 
 SWEEP_US = 250_000
-"""Between sweeps while a session begins or ends. At every slow beat they also look at silent sessions and the conditioner's file."""
+"""Between sweeps while a session begins or ends; at every slow beat they also look at silent sessions and the shapes' file."""
 CLOSE_GRACE_S = 0.05
 """Time for the last packets of a shutdown to leave."""
 PORT_TRIES = 16

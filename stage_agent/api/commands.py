@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from coordinator.calibrated import MOST_BYTES_PER_S, MOST_HOP_US, MOST_MULTIPLIER_MILLI
 from protocol.orders import MAX_LOCKED_STAGES
 
 SlotName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
@@ -116,15 +117,15 @@ class FoundSpeed(Command):
     """What the layers on ``node`` get, as live runs say."""
 
     node: NodeRef
-    bytes_per_s: int = Field(ge=1, le=2**50)
+    bytes_per_s: int = Field(ge=1, le=MOST_BYTES_PER_S)
 
 
 class FoundHops(Command):
     """What a hop costs with the engine of ``profile``, as live runs say."""
 
     profile: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
-    rtt_multiplier_milli: int = Field(ge=0, le=100_000)
-    per_hop_us: int = Field(ge=0, le=10_000_000)
+    rtt_multiplier_milli: int = Field(ge=0, le=MOST_MULTIPLIER_MILLI)
+    per_hop_us: int = Field(ge=0, le=MOST_HOP_US)
 
 
 class ApplyCalibration(Command):

@@ -119,7 +119,8 @@ class OrderView:
     """One standing order of an operator, known by every node."""
 
     kind: str
-    """``pin_coordinator``, ``pin_stage0``, ``exclude``, ``lock``, ``policy``, ``node_speed``, ``hop_costs``, or one that only newer versions know."""
+    """``pin_coordinator``, ``pin_stage0``, ``exclude``, ``lock``, ``policy``, ``node_speed``, ``hop_costs``, or one that
+    only newer versions know."""
     subject: str
     """The node, slot or setting that it is about; empty for pins."""
     value: str

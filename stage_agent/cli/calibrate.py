@@ -13,7 +13,7 @@ from coordinator.simulator.fitting import Fit, RunError, UnderDetermined, fit_pr
 from coordinator.simulator.hardware import Hardware
 from coordinator.simulator.profiles import Profile, profile_text
 from protocol.errors import ConfigurationError, StagemeshError
-from stage_agent.cli.calibrate_live import LIVE, calibrate_live, forget, holds_live_runs
+from stage_agent.cli.calibrate_live import LIVE, calibrate_live, holds_live_runs
 from stage_agent.cli.output import JsonOption, NodeOption, console, print_json
 from stage_agent.cli.plan_view import columns, milliseconds
 from stage_agent.cli.scenario_files import full_profiles, hardware_priors, read_text
@@ -61,12 +61,13 @@ def calibrate_command(
     node: NodeOption = None,
 ) -> None:
     """Fit engine profiles to measured runs: error per run, which runs pull hardest, and what is not determined."""
-    if reset:
-        forget(node)
-        return
     if str(runs) == LIVE or holds_live_runs(runs):
-        calibrate_live(str(runs), node=node, keep=keep, profile=profile, out=out, as_json=as_json, apply=apply)
+        calibrate_live(
+            str(runs), node=node, keep=keep, profile=profile, out=out, as_json=as_json, apply=apply, reset=reset
+        )
         return
+    if apply or reset:
+        raise ConfigurationError(f"{runs}: --apply and --reset are for live runs; others fit a profile (--out FILE)")
     measured = parse_runs(str(runs), read_text(runs))
     profiles, hardware = full_profiles(), hardware_priors()
     if table:

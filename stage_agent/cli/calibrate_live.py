@@ -28,6 +28,7 @@ from stage_agent.cli.plan_view import columns, milliseconds
 from stage_agent.cli.scenario_files import full_profiles, read_text
 
 LIVE = "live"
+CALIBRATION_PATH = "/api/v1/calibration"
 
 
 def calibrate_live(
@@ -39,11 +40,15 @@ def calibrate_live(
     out: Path | None,
     as_json: bool,
     apply: bool = False,
+    reset: bool = False,
 ) -> None:
     """``source`` is ``live``, or a file of kept runs. ``keep`` is added to, ``out`` is the fitted profile.
 
-    ``apply``: the mesh plans by it from now on, whoever coordinates.
+    ``apply``: the mesh plans by it from now on, whoever coordinates. ``reset``: by benchmarks and profiles again, no more.
     """
+    if reset:
+        post_json(node, CALIBRATION_PATH, {"reset": True})
+        return
     runs = _from_daemon(node, profile) if source == LIVE else parse_live_runs(source, read_text(Path(source)))
     if keep is not None:
         runs = _kept(keep, runs)
@@ -107,11 +112,6 @@ def _from_daemon(node: str | None, profile: str | None) -> tuple[LiveRun, ...]:
     return tuple(runs)
 
 
-def forget(node: str | None) -> None:
-    """The mesh plans by benchmarks and profiles again."""
-    post_json(node, "/api/v1/calibration", {"reset": True})
-
-
 def _apply(base: Profile, fit: LiveFit, node: str | None) -> None:
     """Say what the runs determine; what they do not stays as it was."""
     speeds, members = [], get_json(node, "/api/v1/nodes")["nodes"]
@@ -129,7 +129,7 @@ def _apply(base: Profile, fit: LiveFit, node: str | None) -> None:
         raise StagemeshError(
             "the runs determine nothing yet: try plans with other cuts (`stagemesh lock`), with --keep"
         )
-    post_json(node, "/api/v1/calibration", body)
+    post_json(node, CALIBRATION_PATH, body)
 
 
 def _kept(path: Path, new: Sequence[LiveRun]) -> tuple[LiveRun, ...]:

@@ -7,7 +7,7 @@ from stage_agent.runtimes.command import names_other_stages
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import StageRuntime
 
-NOT_FOR_PRODUCTION = "runtime.kind is reference: the verification engine, which proves that a mesh works; slow, greedy, not for production"
+NOT_FOR_PRODUCTION = "runtime.kind is reference: the verification engine, slow and greedy; not for production"
 
 
 def make_runtime(settings: RuntimeSettings, context: RuntimeContext) -> StageRuntime:

@@ -94,7 +94,6 @@ class StageAgent:
             settings=self._settings,
             fence=fence or BallotFence(),
         )
-
         self._amnesia: Final = Amnesia(now_us + self._settings.settle_us) if amnesia else None
 
     # ------------------------------------------------------------------ what is around

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from config.cache_types import UNQUANTISED
 from config.settings import RuntimeSettings
-from coordinator.exporters.layer_split import output_override, split_flags
+from coordinator.exporters.layer_split import cache_flags, output_override, split_flags
 from protocol.ballots import StageAssignment
 from stage_agent.runtimes.llama_cpp.devices import DeviceLayers
 
@@ -45,19 +44,17 @@ def head_command(
     """
     threads = ["-t", str(settings.llama_threads)] if settings.llama_threads else []
     remote = ["--rpc", ",".join(endpoints), "--device", ",".join(each.name for each in devices)] if endpoints else []
-    quantised = [] if assignment.cache_type in UNQUANTISED else ["-fa", "on"]
     output = ["-ot", output_override(tied_embeddings=output_on_head == "tied")] if output_on_head else []
     return [
         *(settings.llama_server, "-m", str(model), "--alias", assignment.slot, "--no-webui", "--offline"),
         *("--host", LOOPBACK, "--port", str(port), "--api-key-file", str(key_file)),
         *("-c", str(assignment.context_length * assignment.lanes), "-np", str(assignment.lanes), *threads),
-        *("-ctk", assignment.cache_type, "-ctv", assignment.cache_type),
         *remote,
         *split_flags([each.layers for each in devices], cpu_layers=cpu_layers).arguments(),
         *output,
         *("-fit", "off", "--no-repack", "--no-warmup", "-lv", "5"),
         *settings.llama_arguments,
-        *quantised,
+        *cache_flags(assignment.cache_type),
     ]
 
 

@@ -342,3 +342,10 @@ def test_calibrate_names_what_is_wrong_with_a_run_file(tmp_path: Path) -> None:
     assert isinstance(error, StagemeshError)
     assert str(error).startswith(f"{runs}:2: rows[x].model_bytes")
     assert isinstance(invoke("calibrate", RUNS, "--profile", "nope").exception, StagemeshError)
+
+
+@pytest.mark.parametrize("option", ["--apply", "--reset"])
+def test_what_is_for_live_runs_is_not_ignored_with_others(option: str) -> None:
+    done = invoke("calibrate", RUNS, option)
+    assert isinstance(done.exception, StagemeshError)
+    assert "for live runs" in str(done.exception)
