@@ -4,10 +4,12 @@ Nothing here reads a core's private state: agents are judged by their durable wo
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.assignment.effects import ComputePlan, Decided, Decision, Route, Send
+from coordinator.assignment.snapshot import SlotSnapshot
 from coordinator.planner.participants import participant_set_hash
 from coordinator.planner.problem import PlanningProblem
 from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
@@ -30,6 +32,8 @@ class Checkers:
     def __init__(self, mesh: "BallotMesh") -> None:
         self.mesh = mesh
         self.completed_by_slot: Counter[str] = Counter()
+        self.completed_from: Counter[tuple[str, str]] = Counter()
+        """By model and the node of its stage 0."""
         self.activations = 0
         self.rounds = 0
         self._promised: dict[tuple[str, str, int], PlanEpoch] = defaultdict(lambda: NO_EPOCH)
@@ -203,6 +207,7 @@ class Checkers:
 
     def completed(self, slot: str, trail: tuple[Any, ...]) -> None:
         self.completed_by_slot[slot] += 1
+        self.completed_from[slot, trail[0][0]] += 1
         epochs, hashes = {part[1] for part in trail}, {part[2] for part in trail}
         if len(epochs) > 1 or len(hashes) > 1:
             self.fail(3, f"a request of {slot} ran at {len(epochs)} epochs and {len(hashes)} plans")
@@ -239,15 +244,21 @@ class Checkers:
 
     # -- after healing
 
-    def backs_off(self) -> bool:
+    def backs_off(self, among: "list[Process] | None" = None) -> bool:
         """Whoever coordinates says that it leaves out a node for its past: it flapped, or it failed a load."""
-        views = [process.coordinator.snapshot(process.now_us) for process in self.mesh.live()]
+        live = self.mesh.live() if among is None else among
+        views = [process.coordinator.snapshot(process.now_us) for process in live]
         chiefs = [view for view in views if view.role == "coordinator"]
         return any("settling" in view.left_out.values() or any(slot.left_out for slot in view.slots) for view in chiefs)
 
-    def converged(self) -> str:
-        """Empty when every live node agrees on one coordinator and one whole plan per model; else what is missing."""
-        live = self.mesh.live()
+    def converged(
+        self, among: "list[Process] | None" = None, excused: Callable[[SlotSnapshot], bool] = lambda _: False
+    ) -> str:
+        """Empty when every live node agrees on one coordinator and one whole plan per model; else what is missing.
+
+        ``among``: those to look at. ``excused``: models that serve nowhere and need not.
+        """
+        live = self.mesh.live() if among is None else among
         views = [process.coordinator.snapshot(process.now_us) for process in live]
         leaders = {view.canonical for view in views}
         if len(leaders) != 1:
@@ -258,6 +269,8 @@ class Checkers:
             return f"{leader} does not coordinate"
         for item in own.slots:
             if not item.routable or item.ballot is None:
+                if excused(item):
+                    continue
                 return f"{item.slot} is {item.state} at {leader}: {item.lost} {item.refused}"
             serving = {
                 process.node_id: held.ballot
