@@ -7,7 +7,7 @@ overlapping locked ranges, NaN) is a ``ScenarioError`` with file, key and line. 
 by path and the engine profiles are handed in by the caller.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -19,7 +19,7 @@ from coordinator.simulator.scenario_calibration import read_calibration
 from coordinator.simulator.scenario_events import ScenarioEvent, read_events
 from coordinator.simulator.scenario_expectation import Expectation, read_expectation
 from coordinator.simulator.scenario_links import read_links
-from coordinator.simulator.scenario_model import read_model
+from coordinator.simulator.scenario_model import ModelOpener, read_model
 from coordinator.simulator.scenario_priors import Unmeasured, with_speeds
 from coordinator.simulator.scenario_workload import Traffic, read_locked, read_request, read_traffic
 from coordinator.simulator.toml_table import ScenarioError, Table, parse_toml
@@ -29,8 +29,6 @@ __all__ = ["Scenario", "ScenarioError", "parse_scenario"]
 
 MAX_NODES = 1_024
 LEAST_SOLO_TOK_S = Decimal("0.000001")
-
-ModelOpener = Callable[[str], ModelPackage]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, cast
+from typing import Any, cast, get_args
 
+from config.cache_types import DEFAULT_CACHE_TYPE, CacheType
 from coordinator.model.package import ForbiddenBoundary, Layer, ModelPackage
 from coordinator.planner.plan import PlanRefused
 from coordinator.planner.problem import KvCache
@@ -12,6 +13,9 @@ from coordinator.planner.validate import MAX_LAYERS
 from coordinator.simulator.toml_table import Table
 from coordinator.simulator.units import ceil_div
 from protocol.errors import ModelError
+
+ModelOpener = Callable[[str, CacheType], ModelPackage]
+"""Path, and the element type of the attention cache that its memory is counted by. Raises ``ModelError``."""
 
 BYTES_PER_ACTIVATION_F16 = 2
 
@@ -22,21 +26,22 @@ _STATED = (
 )  # fmt: skip
 
 
-def read_model(
-    table: Table | None, open_model: Callable[[str], ModelPackage]
-) -> tuple[ModelPackage | PlanRefused, KvCache | None]:
+def read_model(table: Table | None, open_model: ModelOpener) -> tuple[ModelPackage | PlanRefused, KvCache | None]:
     """The package, or the refusal that names the missing fact; and how lanes share the cache."""
     if table is None:
         return PlanRefused("missing_layers", "the scenario has no [model] table"), None
     kv_cache = cast("KvCache | None", table.choice("kv_cache", ("per_lane", "unified")))
+    cache_type = cast("CacheType | None", table.choice("cache_type", get_args(CacheType)))
     path = table.text("path")
     if path is None:
+        if cache_type is not None:
+            table.fail("cache_type", "needs path; without a file kv_bytes_per_token says what the cache takes")
         return _stated(table), kv_cache
     for key in _STATED:
         if key in table:
             table.fail(key, "cannot be combined with path: the file says it")
     try:
-        return open_model(path), kv_cache
+        return open_model(path, cache_type or DEFAULT_CACHE_TYPE), kv_cache
     except ModelError as error:
         table.fail("path", str(error))
 

@@ -3,6 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
+from config.cache_types import CacheType
 from coordinator.model.package import ModelPackage
 from coordinator.planner.problem import Calibration, PlanRequest
 from coordinator.simulator.hardware import Hardware, parse_hardware
@@ -56,10 +57,10 @@ def read_text(path: Path) -> str:
 def load_scenario(path: Path, default_request: PlanRequest | None = None) -> Scenario:
     """Read a scenario; a model path inside it is relative to the file's folder."""
 
-    def open_beside(model_path: str) -> ModelPackage:
+    def open_beside(model_path: str, cache_type: CacheType) -> ModelPackage:
         from stage_agent.model_source import open_model
 
-        return open_model(path.parent / model_path)
+        return open_model(path.parent / model_path, cache_type=cache_type)
 
     return parse_scenario(
         str(path),

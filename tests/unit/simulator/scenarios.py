@@ -46,7 +46,7 @@ native_context_length = 4096
 """
 
 
-def no_model(path: str) -> ModelPackage:
+def no_model(path: str, _cache_type: str) -> ModelPackage:
     """Opens nothing."""
     raise ModelError(f"{path}: no such file")
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 
 from protocol.errors import DaemonUnreachable, StagemeshError
 from stage_agent.cli import calibrate, planning, simulate
+from stage_agent.model_source import open_model
+from tests.fixtures_model import gguf_bytes, metadata, tensors
 from tests.unit.simulator.scenarios import CORPUS, PAIR
 
 RUNS = Path(__file__).parents[3] / "config" / "calibrations" / "field_runs.json"
@@ -349,3 +351,20 @@ def test_what_is_for_live_runs_is_not_ignored_with_others(option: str) -> None:
     done = invoke("calibrate", RUNS, option)
     assert isinstance(done.exception, StagemeshError)
     assert "for live runs" in str(done.exception)
+
+
+def test_a_cache_type_in_a_scenario_sizes_memory_as_the_setting_does(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(metadata(), tensors()))
+    nodes = PAIR[: PAIR.index("[model]")]
+    placed, cache_bytes = {}, {}
+    for cache_type in ("f16", "q8_0"):
+        scenario = tmp_path / f"{cache_type}.toml"
+        scenario.write_text(nodes + f'[model]\npath = "m.gguf"\ncache_type = "{cache_type}"\n')
+        placed[cache_type] = json.loads(invoke("simulate", scenario, "--json").stdout)["plan"]
+        package = open_model(tmp_path / "m.gguf", cache_type=cache_type)
+        cache_bytes[cache_type] = sum(layer.kv_bytes_per_token for layer in package.layers)
+    assert (placed["f16"].get("cache_type"), placed["q8_0"]["cache_type"]) == (None, "q8_0")
+    (wide,), (narrow,) = placed["f16"]["stages"], placed["q8_0"]["stages"]
+    tokens = placed["f16"]["context_length"] * placed["f16"]["parallel_lanes"]
+    saved = wide["required_bytes"] - narrow["required_bytes"]
+    assert saved == pytest.approx((cache_bytes["f16"] - cache_bytes["q8_0"]) * tokens * 100 / 85, abs=8)

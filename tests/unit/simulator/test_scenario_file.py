@@ -66,15 +66,17 @@ def test_overheads_may_stand_under_model() -> None:
 
 def test_a_model_named_by_path_is_opened_by_the_caller() -> None:
     package = ModelPackage("tiny", "0" * 64, (Layer(10, 10, 1),) * 3, 0, 0, 512, 8)
-    text = SINGLE[: SINGLE.index("[model]")] + '[model]\npath = "tiny.gguf"\nkv_cache = "unified"\n'
-    opened: list[str] = []
+    text = (
+        SINGLE[: SINGLE.index("[model]")] + '[model]\npath = "tiny.gguf"\nkv_cache = "unified"\ncache_type = "q8_0"\n'
+    )
+    opened: list[tuple[str, str]] = []
 
-    def open_model(path: str) -> ModelPackage:
-        opened.append(path)
+    def open_model(path: str, cache_type: str) -> ModelPackage:
+        opened.append((path, cache_type))
         return package
 
     scenario = parse_scenario("mesh.toml", text, profiles={}, open_model=open_model)
-    assert opened == ["tiny.gguf"]
+    assert opened == [("tiny.gguf", "q8_0")]
     assert problem_of(scenario).model is package
     assert problem_of(scenario).request.kv_cache == "unified"
 
@@ -275,6 +277,14 @@ stages = [
         ("[model]", '[model]\nname = "a\\u001b[2J"', 17, "model.name", r"\x1b"),
         ("[model]", "[workload]\nparallel_lanes = 4097\n[model]", 17, "workload.parallel_lanes", "0 to 4096"),
         ("[model]", "[workload]\nstage0_node = ''\n[model]", 17, "workload.stage0_node", "not a node"),
+        (
+            "[model]",
+            '[model]\ncache_type = "q8_0"',
+            17,
+            "model.cache_type",
+            "needs path; without a file kv_bytes_per_token",
+        ),
+        ("[model]", '[model]\npath = "m.gguf"\ncache_type = "q9"', 18, "model.cache_type", "q8_0"),
     ],
 )
 def test_a_mistake_names_file_line_and_key(before: str, after: str, line: int, key: str, words: str) -> None:
