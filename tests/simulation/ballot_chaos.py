@@ -1,5 +1,8 @@
 """One run: a calm mesh serves, storms break everything that can break, then a healed mesh must converge and serve again.
 
+In a part of the scenarios everything but a clean cut heals first, and each side must come to rest by itself:
+``ballot_calm``.
+
 ``python -m tests.simulation.ballot_chaos`` replays a seed or a kept scenario and prints what happened: ``ballot_replay``.
 
 *Converged* means: one coordinator in the eyes of every node, one whole plan per model, loaded and serving by each agent's
@@ -13,6 +16,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
+from tests.simulation.ballot_calm import Side, await_rest, two_sides
 from tests.simulation.ballot_checkers import ViolationError
 from tests.simulation.ballot_faults import Striker
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant, Weather
@@ -55,6 +59,8 @@ class Outcome:
     """From healing to convergence, everything counted."""
     counted_us: int
     """The same without moments in which a needed node was backing off."""
+    sides_us: tuple[tuple[int, int], ...] = ()
+    """For each side of a cut that stayed, how long it took to come to rest: everything, and without such moments."""
 
 
 def run_seed(seed: int, variant: Variant | None = None, *, short: bool = False, storms: int = STORMS) -> Outcome:
@@ -70,9 +76,15 @@ def run_scenario(scenario: Scenario, variant: Variant | None = None) -> Outcome:
     try:
         _await_opening(mesh)
         before = mesh.checkers.completed_requests
-        Striker(mesh, scenario.faults).begin()
+        striker = Striker(mesh, scenario.faults)
+        striker.begin()
         mesh.run_until(mesh.now_us + scenario.length_us)
         in_storms = mesh.checkers.completed_requests - before
+        striker.end()
+        sides: tuple[Side, ...] = ()
+        if scenario.standing:
+            heal(mesh, but=two_sides(mesh.node_ids, scenario.standing))
+            sides = await_rest(mesh)
         heal(mesh)
         healed_us, counted_us = _await_convergence(mesh, "after healing")
         _must_serve(mesh)
@@ -90,13 +102,14 @@ def run_scenario(scenario: Scenario, variant: Variant | None = None) -> Outcome:
         requests_in_storms=in_storms,
         healed_us=healed_us,
         counted_us=counted_us,
+        sides_us=tuple((side.waited_us, side.counted_us) for side in sides),
     )
 
 
-def heal(mesh: BallotMesh) -> None:
-    """Good weather, everybody up and awake."""
-    mesh.log("healed")
-    mesh.weather = Weather()
+def heal(mesh: BallotMesh, but: set[tuple[str, str]] | None = None) -> None:
+    """Good weather, everybody up and awake. ``but``: directed pairs that stay cut."""
+    mesh.log("healed but for a cut in two" if but else "healed")
+    mesh.weather = Weather(blocked=set(but or ()))
     for node_id, running in mesh.processes.items():
         if not running:
             mesh.start(node_id)

@@ -48,6 +48,7 @@ class Striker:
     def __init__(self, mesh: BallotMesh, faults: tuple[Fault, ...]) -> None:
         self.mesh = mesh
         self.faults = faults
+        self.over = False
         self._by_kind: dict[Kind, Callable[[Fault], bool]] = {
             "crash": self._crash,
             "crash while writing": self._crash_while_writing,
@@ -70,6 +71,10 @@ class Striker:
         """The list's zero is now."""
         for fault in self.faults:
             self.mesh.at(self.mesh.now_us + fault.at_us, lambda fault=fault: self._strike(fault))
+
+    def end(self) -> None:
+        """Cuts that would end later end no more: whoever heals the mesh says what stays cut."""
+        self.over = True
 
     def _strike(self, fault: Fault) -> None:
         """Counted when somebody was there to be hit."""
@@ -234,7 +239,8 @@ class Striker:
         mesh.weather.blocked |= pairs
 
         def join() -> None:
-            mesh.weather.blocked -= pairs
+            if not self.over:
+                mesh.weather.blocked -= pairs
 
         self._later(for_us, join)
         return bool(pairs)

@@ -26,8 +26,9 @@ ALWAYS: tuple[Kind, ...] = (
     "sleep",
     "engine dies",
     "drain",
+    "exclude",
 )
-"""Every scenario has each of these at least once, and a coordinator that pauses early enough to come back."""
+"""Every scenario of two storms has each of these at least once, and a coordinator that pauses early enough to come back."""
 OFTEN: tuple[Kind, ...] = (
     "crash",
     "crash",
@@ -39,6 +40,7 @@ OFTEN: tuple[Kind, ...] = (
     "sleep",
     "engine dies",
     "drain",
+    "exclude",
     "mend",
 )
 
@@ -55,6 +57,8 @@ class Scenario:
     storms: int = STORMS
     clones: bool = False
     full_disks: bool = False
+    standing: tuple[int, ...] = ()
+    """A cut in two that stays after the storms, as in ``two_sides``; empty when everything heals at once."""
     why: str = ""
     origin: str = field(default="", compare=False)
     """The file it was read from; empty when it was made from its seed."""
@@ -84,6 +88,7 @@ def read_scenario(path: Path) -> Scenario:
     faults = tuple(
         Fault(**{"at_us": 0, **each, "numbers": tuple(each.get("numbers", ()))}) for each in document.pop("faults")
     )
+    document["standing"] = tuple(document.get("standing", ()))
     return Scenario(**document, faults=faults, origin=str(path))
 
 
@@ -113,7 +118,6 @@ def make_scenario(
     if storms > 1:
         last_us = storms * (STORM_US + LULL_US) - PAUSE_US - SECOND
         faults.append(Fault(random.randrange(last_us), "pause the coordinator", PAUSE_US, (random.randrange(100),)))
-    faults += [] if clones or seed % 3 != 2 else _exclusions(seed, storms)
     faults.sort(key=lambda fault: fault.at_us)
     return Scenario(
         seed,
@@ -123,21 +127,14 @@ def make_scenario(
         storms=storms,
         clones=clones,
         full_disks=full_disks,
+        standing=_standing(seed),
     )
 
 
-def _exclusions(seed: int, storms: int) -> list[Fault]:
-    """For every third seed, one a storm, from dice of its own: the other faults stay as they are."""
-    random = Random(f"orders {seed}")
-    return [
-        Fault(
-            storm * (STORM_US + LULL_US) + random.randrange(STORM_US),
-            "exclude",
-            random.randrange(5 * SECOND, 20 * SECOND),
-            (random.randrange(100), random.randrange(100)),
-        )
-        for storm in range(storms)
-    ]
+def _standing(seed: int) -> tuple[int, ...]:
+    """In every fourth scenario or so, from dice of its own: the faults stay as they are."""
+    random = Random(f"standing {seed}")
+    return tuple(random.randrange(100) for _ in range(12)) if random.randrange(4) == 0 else ()
 
 
 def _moments(random: Random) -> list[int]:
@@ -164,7 +161,7 @@ def _fault(random: Random, kind: Kind, at_us: int) -> Fault:
             for_us = random.randrange(2 * SECOND, 25 * SECOND)
         case "stall" | "sleep":
             for_us = random.randrange(SECOND, 20 * SECOND)
-        case "drain":
+        case "drain" | "exclude":
             for_us = random.randrange(3 * SECOND, 20 * SECOND)
     return Fault(at_us, kind, for_us, numbers)
 
