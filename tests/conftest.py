@@ -1,0 +1,23 @@
+"""Several workers share the tests by lane, see `tests/lanes.py`; one process runs them in the order of their files."""
+
+from typing import Any
+
+import pytest
+
+from tests.lanes import GiveWay, Lanes, rank
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(GiveWay())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
