@@ -255,6 +255,7 @@ class SlotCoordinator:
         self.watch.replace(outcome)
         self.participant_hash, self.refused, self.withdrawn = self._attempt_round_hash, None, False
         self._recheck_at_us, self._deferred = None, False
+        self._inquiry.forget()  # if this plan breaks, what is refused then is to be said then
         self._campaign.succeeded()
         for node_id in outcome.nodes:
             self.culprits.absolve(node_id)
@@ -302,13 +303,12 @@ class SlotCoordinator:
         asked = self._inquiry.ask(need, self.spec, self.settings, moment, self.culprits, running=self.running)
         if asked is None:
             return []
-        participant_hash = asked.participant_hash
         recheck = self._recheck_at_us is not None and now_us >= self._recheck_at_us
         evaluated = self.running is not None and self.running.plan is not None
-        if need == "changed" and participant_hash == self.participant_hash and evaluated and not recheck:
+        if need == "changed" and asked.participant_hash == self.participant_hash and evaluated and not recheck:
             return []
         self._round_not_before_us = now_us + self.settings.assignment.replan_spacing_us
-        if participant_hash != self.participant_hash:
+        if asked.participant_hash != self.participant_hash:
             self._rejected.clear()
         self.round = PlanningRound(
             slot=self.spec.slot,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coordinator.planner.problem import LockedStage, LockedTopology
 from tests.simulation.ballot_mesh import BallotMesh
-from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, leader, mesh, run, slot
+from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, kill, leader, mesh, run, slot
 
 
 def wish(made: BallotMesh, *stages: LockedStage) -> None:
@@ -48,3 +48,19 @@ def test_a_stage_of_a_higher_ballot_that_never_became_a_plan_is_cleared_away():
     assert slot(made).ballot == before
     assert made.processes[D][0].agent.record(SLOT).active is None
     assert not made.processes[D][0].loads
+
+
+def test_what_was_refused_before_a_plan_served_is_said_again_when_that_plan_breaks():
+    made = mesh({A: 8, B: 8}, 10)
+    run(made, 1.1)
+    kill(made, B)
+    run(made, 20)
+    assert slot(made).refused is not None
+    made.start(B)
+    run(made, 30)
+    assert slot(made).routable
+    assert slot(made).refused is None
+    kill(made, B)
+    run(made, 20)
+    assert slot(made).refused is not None, "a plan is broken, and nobody says why there is no other"
+    assert [each.kind for each in leader(made).coordinator.snapshot(made.now_us).decisions][-1] == "refused"
