@@ -193,7 +193,7 @@ class Lateness:
 class ShapedLink:
     """One direction of one link: a serialiser, a delay line and a die.
 
-    ``packet`` needs a running event loop; ``depart`` and ``late_by_loss_s`` may be called by any thread.
+    ``packet`` and ``wake`` need a running event loop; ``depart`` and ``late_by_loss_s`` may be called by any thread.
     """
 
     def __init__(self, shape: LinkShape, die: random.Random, lateness: Lateness | None = None) -> None:
@@ -226,11 +226,15 @@ class ShapedLink:
         due_s = self.depart(size + IP_UDP_OVERHEAD, now_s)
         if due_s is None or len(self._waiting) >= QUEUE_PACKETS:
             return "shaped_queue"
-        self._count += 1
-        heapq.heappush(self._waiting, (due_s, self._count, deliver))
-        if self._waiting[0][1] == self._count:
-            self._arm(now_s)
+        self.wake(due_s, deliver)
         return None
+
+    def wake(self, due_s: float, call: Callable[[], None]) -> None:
+        """Call at ``due_s`` (monotonic seconds) or right after, never before it and never from within this call."""
+        self._count += 1
+        heapq.heappush(self._waiting, (due_s, self._count, call))
+        if self._waiting[0][1] == self._count:
+            self._arm(time.monotonic())
 
     def depart(self, size: int, now_s: float, *, bounded: bool = True) -> float | None:
         """When the last byte of ``size`` bytes arrives (monotonic seconds); None when the queue is full.
@@ -286,7 +290,10 @@ class ShapedLink:
         if self._spinning_s is not None:
             self._rested_s = now_s + SPIN_REST * (now_s - self._spinning_s)
             self._spinning_s = None
+        due = []
         while self._waiting and self._waiting[0][0] <= now_s:
-            heapq.heappop(self._waiting)[2]()
+            due.append(heapq.heappop(self._waiting)[2])
+        for call in due:  # each may ask to be woken again
+            call()
         if self._waiting and self._timer is None:
             self._arm(now_s)

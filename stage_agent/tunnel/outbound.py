@@ -5,7 +5,7 @@ import ssl
 import time
 from collections import deque
 
-from protocol.quic.bulk import AHEAD_S
+from protocol.quic.bulk import AHEAD_S, HELD_BYTES
 from protocol.quic.conditioner import ShapedLink
 from stage_agent.tunnel.burst import Burst
 from stage_agent.tunnel.wire import END, KEEPALIVE, LENGTH_BYTES
@@ -13,7 +13,6 @@ from stage_agent.tunnel.wire import END, KEEPALIVE, LENGTH_BYTES
 FRAME_BYTES = 131_072
 """Length and content: eight full TLS records, small enough for a core's own cache at both ends."""
 SHAPED_FRAME_BYTES = 16_384
-SHAPED_HELD_BYTES = 1_048_576
 
 
 class Outbound:
@@ -49,7 +48,7 @@ class Outbound:
         if self.sealed or self._pending is not None:
             return False
         return self._link is None or (
-            self._link.free_s - now_s <= AHEAD_S and len(self._held) * SHAPED_FRAME_BYTES < SHAPED_HELD_BYTES
+            self._link.free_s - now_s <= AHEAD_S and len(self._held) * SHAPED_FRAME_BYTES < HELD_BYTES
         )
 
     def silence_s(self) -> float | None:

@@ -26,7 +26,8 @@ from stage_agent.tunnel.outbound import Outbound
 
 _BROKEN = select.POLLERR | select.POLLNVAL
 _FINE_S = 0.001
-"""Waits below ``poll``'s own grain are slept."""
+"""``poll``'s own grain: shorter waits are slept, a slice at a time, with a look at the sockets before each."""
+_SLICE_S = 0.000_1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,10 @@ class Pump:
         due_s = out.due_s(now_s)
         if due_s is not None:
             wait_s = max(0.0, due_s - now_s)
-            if wait_s < _FINE_S:
-                time.sleep(wait_s)
-            return dict(self._poll.poll(int(wait_s * 1_000)))
+            ready = self._poll.poll(int(wait_s * 1_000))
+            if not ready and wait_s < _FINE_S:
+                time.sleep(min(wait_s, _SLICE_S))
+            return dict(ready)
         wait_s = min(terms.keepalive_s, terms.idle_s) / 2
         silence_s = out.silence_s()
         if silence_s is not None:

@@ -381,3 +381,36 @@ def test_a_shaped_link_shapes_its_tunnels_too_and_says_so(tmp_path):
             assert sample.size * 1_000_000 / sample.duration_us < 9.5 * MIB
 
     run(main())
+
+
+async def confirm_each_mebibyte(reader, writer):
+    with contextlib.suppress(*ENDED):
+        while await reader.readexactly(MIB):
+            writer.write(b"k")
+    writer.close()
+
+
+@pytest.mark.parametrize("rate", ["", "mib_per_s = 100\n"])
+def test_a_short_delay_costs_its_delay_and_not_a_wake_for_every_frame(tmp_path, rate):
+    async def main():
+        file = tmp_path / "shapes.toml"
+        best_s = {}
+        for delay_ms in (3, 1):
+            file.write_text(
+                "".join(f'[links."{a}"]\ndelay_ms = {delay_ms}\n{rate}' for a in ("alpha -> beta", "beta -> alpha"))
+            )
+            async with two_nodes(shapes=file) as (_, beta, near, far), engine(confirm_each_mebibyte) as port:
+                far.open_door("d", Door(port))
+                async with listening(near, beta.id, "d") as listener:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                    times = []
+                    for _ in range(12):
+                        began = time.monotonic()
+                        writer.write(bytes(MIB))
+                        await reader.readexactly(1)
+                        times.append(time.monotonic() - began)
+                    writer.close()
+            best_s[delay_ms] = min(times)
+        assert best_s[1] <= 1.5 * best_s[3], best_s
+
+    run(main())

@@ -1,6 +1,7 @@
 """Shaped links: the file, the arithmetic, and what happens while running."""
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.quic.bulk import CHUNK_BYTES, DelayLine
+from protocol.quic.bulk import CHUNK_BYTES, HELD_BYTES, DelayLine
 from protocol.quic.conditioner import MIB, QUEUE_SECONDS, Conditioner, Lateness, LinkShape, ShapedLink, parse_shapes
 
 GOOD = """
@@ -234,5 +235,68 @@ def test_a_stream_is_shaped_by_the_same_link_and_loses_nothing():
         await line.flush()
         assert b"".join(data for _, data in sink.got) == content
         assert time.monotonic() - begun >= len(content) / (4 * MIB)
+
+    asyncio.run(main())
+
+
+def test_who_is_woken_may_ask_to_be_woken_again_at_once():
+    async def main():
+        link, rounds, over = ShapedLink(LinkShape(delay_us=1_000), random.Random(1)), [], asyncio.Event()
+        came = asyncio.Event()
+
+        def again():
+            rounds.append(len(rounds))
+            if len(rounds) == 5:
+                over.set()
+            else:
+                link.wake(time.monotonic(), again)
+
+        link.wake(time.monotonic() + 0.002, again)
+        link.packet(1, came.set)
+        async with asyncio.timeout(2):
+            await over.wait()
+            await came.wait()
+        assert rounds == [0, 1, 2, 3, 4]
+        assert not link._waiting
+
+    complaints = []
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        runner.run(main())
+    assert complaints == []
+
+
+def test_a_stream_over_a_long_path_holds_a_bounded_amount():
+    async def main():
+        line = DelayLine(Sink(), ShapedLink(LinkShape(delay_us=60_000_000), random.Random(1)))
+
+        async def pour():
+            while line.held_bytes <= 2 * HELD_BYTES:
+                line.put(bytes(16 * CHUNK_BYTES))
+                await line.drain()
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pour(), 0.5)
+        assert line.held_bytes <= HELD_BYTES + 16 * CHUNK_BYTES
+        line.stop()
+        await line.drain()
+
+    asyncio.run(main())
+
+
+def test_what_falls_due_together_leaves_the_loop_its_turns():
+    async def main():
+        sink, turns = Sink(), []
+        line = DelayLine(sink, ShapedLink(LinkShape(delay_us=1_000), random.Random(1)))
+        line.put(bytes(64 * CHUNK_BYTES))
+        time.sleep(0.02)  # noqa: ASYNC251 - now all of it is due
+
+        async def others():
+            while line.waiting:
+                turns.append(len(sink.got))
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(asyncio.gather(line.flush(), others()), 2)
+        assert max(after - before for before, after in itertools.pairwise(turns)) <= 4
 
     asyncio.run(main())
