@@ -3,6 +3,9 @@
 The pinned node if it can; else the incumbent, whose ballot is the highest that any connected stage serves; else the
 largest *installed* memory class, then the smallest id. Memory classes are powers of two, rounded to the nearest, so that
 what firmware reserves does not decide.
+
+A node that flaps is not relied on until it has settled again, unless that would leave no majority: who sees most of the
+mesh come back was away itself, never sees its own flaps, and would choose itself, as would everybody after a bad hour.
 """
 
 from collections.abc import Callable
@@ -34,14 +37,15 @@ def serving_ballot(view: ClusterView) -> PlanEpoch | None:
 
 
 def canonical_coordinator(view: ClusterView, *, counts: Callable[[NodeId], bool], pin: str = "") -> NodeId | None:
-    """``counts`` says whether a node has settled enough to be relied on. ``None`` when nobody can coordinate."""
+    """``counts``: the node has settled enough to be relied on. ``None`` when nobody can coordinate."""
     able = {node_id: member for node_id, member in view.connected.items() if can_coordinate(member)}
     if pin and NodeId(pin) in able:
         return NodeId(pin)
     ballot = serving_ballot(view)
     if ballot is not None and ballot.node_id in able:
         return ballot.node_id
-    settled = {node_id: member for node_id, member in able.items() if counts(node_id)} or able
-    if not settled:
-        return None
-    return min(settled, key=lambda node_id: (-memory_class(settled[node_id].row.detected_memory_bytes), node_id))
+    counted = [node_id for node_id in able if counts(node_id)]
+    relied_on = counted if 2 * len(counted) > len(able) else list(able)
+    return min(
+        relied_on, key=lambda node_id: (-memory_class(able[node_id].row.detected_memory_bytes), node_id), default=None
+    )

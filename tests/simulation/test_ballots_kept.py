@@ -64,3 +64,19 @@ def test_what_was_refused_before_a_plan_served_is_said_again_when_that_plan_brea
     run(made, 20)
     assert slot(made).refused is not None, "a plan is broken, and nobody says why there is no other"
     assert [each.kind for each in leader(made).coordinator.snapshot(made.now_us).decisions][-1] == "refused"
+
+
+def test_nodes_that_all_saw_each_other_come_and_go_do_not_each_coordinate():
+    made = mesh(dict.fromkeys((A, B, C, D), 8), 22)
+    everybody = {(one, other) for one in made.node_ids for other in made.node_ids if one != other}
+    for _ in range(3):
+        made.weather.blocked = set(everybody)
+        run(made, 12)
+        made.weather.blocked = set()
+        run(made, 4)
+    run(made, 12)
+    views = {process.node_id: process.coordinator.snapshot(process.now_us) for process in made.live()}
+    assert {view.canonical for view in views.values()} == {A}
+    assert [node_id for node_id, view in views.items() if view.role == "coordinator"] == [A]
+    run(made, 18)
+    assert made.checkers.converged() == ""

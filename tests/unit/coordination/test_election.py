@@ -52,9 +52,17 @@ def test_a_pin_overrides_while_the_pinned_node_can():
 
 def test_a_node_that_may_not_coordinate_or_flaps_is_passed_over():
     assert chosen(member("a", can_coordinate=False), member("b")) == "b"
-    assert chosen(member("a"), member("b"), flapping=("a",)) == "b"
+    assert chosen(member("a"), member("b"), member("c"), flapping=("a",)) == "b"
     assert chosen(member("a"), flapping=("a",)) == "a", "better than nobody"
     assert chosen(member("a", can_coordinate=False)) is None
+
+
+def test_nodes_that_saw_each_other_flap_choose_the_same_one_and_not_each_itself():
+    mesh = [member("a", gib=8), member("b", gib=64), member("c", gib=8), member("d", gib=8)]
+    in_the_eyes_of = {node: tuple({"a", "b", "c", "d"} - {node}) for node in "abcd"}
+    assert {chosen(*mesh, flapping=others) for others in in_the_eyes_of.values()} == {"b"}
+    halves = [("a", "b"), ("c", "d")]
+    assert {chosen(*mesh, flapping=half) for half in halves} == {"b"}, "as after a cut in the middle"
 
 
 def campaign(last_term=0):
