@@ -4,9 +4,7 @@ Every number at its bounds, every list at its longest, names and addresses that 
 for another. The core stays whole, its messages stay sendable, and what it holds stays bounded by its members.
 """
 
-import gc
 import random
-import tracemalloc
 from collections import Counter
 
 import pytest
@@ -19,6 +17,7 @@ from protocol.orders import MAX_ORDERS, OperatorOrder
 from protocol.rows import Coordinate, DeviceFact, LinkFact, ModelFact, ServedModel, SignedRow, StageFact
 from protocol.wire import MAX_INTEGER, Epoch
 from tests.bench.rows import append
+from tests.property.growth import growth
 from tests.property.mesh.test_membership import core_of
 from tests.simulation.membership_mesh import identity, row_of
 
@@ -190,15 +189,12 @@ def test_signed_rows_with_extreme_content_leave_the_core_whole() -> None:
 @pytest.mark.timeout(3_600)
 def test_many_signed_rows_with_extreme_content_leave_no_growth() -> None:
     """The same core is besieged on: growth is measured over the second half, with every table at its bound."""
-    besieged, held, cases = Besieged(random.Random(1)), list[int](), 10_000
-    tracemalloc.start()
-    for _ in range(2):
-        for _ in range(cases // 2):
-            besieged.case()
-        besieged.look()
-        gc.collect()
-        held.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    grown = held[1] - held[0]
-    append("fuzz", "signed_rows", cases=cases, outcomes=dict(besieged.outcomes), growth_bytes=grown)
-    assert grown < GROWTH_BYTES
+    besieged, cases = Besieged(random.Random(1)), 10_000
+    with growth() as grown:
+        for _ in range(2):
+            for _ in range(cases // 2):
+                besieged.case()
+            besieged.look()
+            grown.mark()
+    append("fuzz", "signed_rows", cases=cases, outcomes=dict(besieged.outcomes), growth_bytes=grown.bytes)
+    assert grown.bytes < GROWTH_BYTES, grown.keepers()

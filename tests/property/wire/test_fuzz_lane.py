@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import gc
 import random
 import socket
 import ssl
-import tracemalloc
 from collections import Counter
 
 import msgpack
@@ -22,6 +20,7 @@ from protocol.quic.tcp_tunnel import TUNNEL_TYPE
 from protocol.quic.tls import LaneContexts
 from tests.bench.rows import append
 from tests.integration.transport_mesh import identities, now_us
+from tests.property.growth import growth
 
 GROWTH_BYTES = 1_000_000
 MEMBER_SHARE = 0.1
@@ -162,18 +161,15 @@ def test_hostile_first_bytes_are_refused_and_counted_one_by_one():
 @pytest.mark.timeout(3_600)
 def test_many_hostile_first_bytes_leave_no_growth():
     fuzz(500, 8)
-    gc.collect()
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
     rejected, dropped, let_in, cases = Counter(), Counter(), Counter(), 0
-    for part in range(10):
-        besieged = fuzz(5_000, 80 + part)
-        rejected, dropped = rejected + besieged.counters.rejected, dropped + besieged.counters.dropped
-        let_in, cases = let_in + besieged.let_in, cases + 5_000
-        del besieged
-    gc.collect()
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
+    with growth() as grown:
+        grown.mark()
+        for part in range(10):
+            besieged = fuzz(5_000, 80 + part)
+            rejected, dropped = rejected + besieged.counters.rejected, dropped + besieged.counters.dropped
+            let_in, cases = let_in + besieged.let_in, cases + 5_000
+            del besieged
+        grown.mark()
     counted = {"rejected": dict(rejected), "dropped": dict(dropped), "let_in": dict(let_in)}
-    append("fuzz", "tls_lane", cases=cases, **counted, growth_bytes=grown)
-    assert grown < GROWTH_BYTES
+    append("fuzz", "tls_lane", cases=cases, **counted, growth_bytes=grown.bytes)
+    assert grown.bytes < GROWTH_BYTES, grown.keepers()

@@ -1,8 +1,6 @@
 """Hostile envelopes against codec and session: no crash, no growth, every refusal counted by reason."""
 
-import gc
 import random
-import tracemalloc
 from collections import Counter
 from typing import get_args
 
@@ -14,6 +12,7 @@ from protocol.messages import Message
 from protocol.quic.interface import REASONS, MessageReceived, PeerConnected
 from protocol.quic.session import State
 from tests.bench.rows import append
+from tests.property.growth import growth
 from tests.property.wire.hostile import VALID, hostile
 from tests.property.wire.valid import MESSAGES
 from tests.unit.quic.test_session import World
@@ -145,17 +144,14 @@ def test_sessions_survive_hostile_messages_and_count_them():
 @pytest.mark.timeout(3_600)
 def test_a_million_hostile_messages_leave_no_growth():
     """Growth is measured over the second half: the first fills pydantic's cache of 16,384 short strings (2 MB)."""
-    seen, held, rejected, dropped = Counter(), [], Counter(), Counter()
-    tracemalloc.start()
-    for half in range(2):
-        for part in range(5):
-            seen += fuzz_codec(LONG // 10, 100 + 5 * half + part)
-            counters = fuzz_sessions(30_000, 100 + 5 * half + part)
-            rejected, dropped = rejected + counters.rejected, dropped + counters.dropped
-        gc.collect()
-        held.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    grown = held[1] - held[0]
-    append("fuzz", "codec", cases=LONG, outcomes=dict(seen), growth_bytes=grown)
-    append("fuzz", "sessions", cases=300_000, rejected=dict(rejected), dropped=dict(dropped), growth_bytes=grown)
-    assert grown < GROWTH_BYTES
+    seen, rejected, dropped = Counter(), Counter(), Counter()
+    with growth() as grown:
+        for half in range(2):
+            for part in range(5):
+                seen += fuzz_codec(LONG // 10, 100 + 5 * half + part)
+                counters = fuzz_sessions(30_000, 100 + 5 * half + part)
+                rejected, dropped = rejected + counters.rejected, dropped + counters.dropped
+            grown.mark()
+    append("fuzz", "codec", cases=LONG, outcomes=dict(seen), growth_bytes=grown.bytes)
+    append("fuzz", "sessions", cases=300_000, rejected=dict(rejected), dropped=dict(dropped), growth_bytes=grown.bytes)
+    assert grown.bytes < GROWTH_BYTES, grown.keepers()

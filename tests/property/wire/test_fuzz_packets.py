@@ -1,9 +1,7 @@
 """Hostile packets: a stranger can encrypt Initials (their keys are public), a peer can encrypt anything."""
 
 import asyncio
-import gc
 import random
-import tracemalloc
 from collections import Counter
 
 import pytest
@@ -15,6 +13,7 @@ from protocol.quic.limits import HandshakeGate
 from protocol.quic.mutual import MutualQuicConnection, quic_configuration
 from protocol.quic.router import Router
 from tests.bench.rows import append
+from tests.property.growth import growth
 from tests.unit.quic.test_session import World
 
 CLIENT = Identity.generate()
@@ -131,12 +130,9 @@ def test_spoilt_handshakes_and_frames_raise_nothing_and_leave_nothing():
 @pytest.mark.timeout(3_600)
 def test_many_spoilt_handshakes_leave_no_growth():
     fuzz(300, 6)
-    gc.collect()
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    seen = sum((fuzz(2_000, 60 + part) for part in range(10)), Counter())
-    gc.collect()
-    grown = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    append("fuzz", "quic_handshake", cases=20_000, rejected=dict(seen), growth_bytes=grown)
-    assert grown < 1_000_000
+    with growth() as grown:
+        grown.mark()
+        seen = sum((fuzz(2_000, 60 + part) for part in range(10)), Counter())
+        grown.mark()
+    append("fuzz", "quic_handshake", cases=20_000, rejected=dict(seen), growth_bytes=grown.bytes)
+    assert grown.bytes < 1_000_000, grown.keepers()
