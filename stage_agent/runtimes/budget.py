@@ -15,10 +15,19 @@ class StartBudget:
         self._limit = limit
         self._window_us = window_us
         self._failures: deque[int] = deque(maxlen=limit + 1)
+        self._unfit: tuple[str, str] | None = None
 
     def record_failure(self, now_us: int) -> None:
         """Count a failure."""
         self._failures.append(now_us)
+
+    def condemn(self, program: str, why: str) -> None:
+        """``program`` (its identity, not only its name) can never run here; the last one is remembered."""
+        self._unfit = program, why
+
+    def condemned(self, program: str) -> str:
+        """Why ``program`` must not be started again, whatever the window; empty when it may."""
+        return self._unfit[1] if self._unfit is not None and self._unfit[0] == program else ""
 
     def exhausted(self, now_us: int) -> bool:
         """Whether another start must be refused now."""

@@ -3,16 +3,18 @@
 import asyncio
 import os
 import random
+import shutil
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from config.settings import RuntimeSettings
 from stage_agent.runtimes.command import engine_environment
 from stage_agent.runtimes.engine import Engine
-from stage_agent.runtimes.interface import FailureReason, RuntimeFailure
+from stage_agent.runtimes.interface import RuntimeFailure
 from stage_agent.runtimes.llama_cpp.command import LOOPBACK, exit_words
 
 _POLL_S = 0.05
@@ -21,6 +23,24 @@ _OWN_ENVIRONMENT = {
     "GGML_RPC_NO_RDMA": "1",  # RDMA would leave the tunnel
     "GGML_NO_BACKTRACE": "1",  # an abort ends at once (0.04 s), not after a debugger has been attached (1.8 to 4 s)
 }
+
+
+class UnfitBuildError(RuntimeFailure):
+    """A program needs an instruction that this CPU lacks: no other plan and no later start can change that."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("engine_mismatch", detail)
+
+
+def identity(settings: RuntimeSettings) -> str:
+    """Of the files behind both programs: another once one of them has been replaced."""
+    told = []
+    for name in (settings.llama_server, settings.llama_rpc_server):
+        path = shutil.which(name) or name
+        with suppress(OSError):
+            status = Path(path).stat()
+            told.append(f"{path} {status.st_mtime_ns} {status.st_size}")
+    return "; ".join(told)
 
 
 class Program:
@@ -54,8 +74,8 @@ class Program:
     def failure(self) -> RuntimeFailure:
         """Why it ended. An instruction that the CPU lacks is a matter of the build, not of luck."""
         code = self.engine.exited.result()
-        reason: FailureReason = "engine_mismatch" if code == _SIGILL else "engine_exited"
-        return RuntimeFailure(reason, exit_words(self.name, code, self.engine.last_line))
+        words = exit_words(self.name, code, self.engine.last_line)
+        return UnfitBuildError(words) if code == _SIGILL else RuntimeFailure("engine_exited", words)
 
     async def listening(self, port: int) -> bool:
         """Waits until its process listens on ``port``; false when it ended before."""

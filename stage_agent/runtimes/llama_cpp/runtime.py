@@ -19,7 +19,7 @@ from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.interface import DecodeTiming, Report, RuntimeFailure
 from stage_agent.runtimes.llama_cpp.command import LOOPBACK, worker_command
 from stage_agent.runtimes.llama_cpp.head import Head
-from stage_agent.runtimes.llama_cpp.program import Program, choose_port
+from stage_agent.runtimes.llama_cpp.program import Program, UnfitBuildError, choose_port, identity
 from stage_agent.runtimes.llama_cpp.weight_cache import cache_directory, make_room
 from stage_agent.tunnel.tunnels import Door, rpc_door
 
@@ -85,7 +85,7 @@ class LlamaCppRuntime:
         if programs:
             await asyncio.wait([each.engine.exited for each in programs], return_when=asyncio.FIRST_COMPLETED)
             if not self._stopping.is_set():
-                failure = await self._why_ended()
+                failure = self._judged(await self._why_ended())
                 await self._stop()  # half an engine serves nobody
                 return failure
         never: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,13 @@ class LlamaCppRuntime:
         if failure is not None:
             if failure.reason not in {"restart_budget_exhausted", "stage_lost"}:
                 budget.record_failure(_now_us())
-            raise failure
+            raise self._judged(failure)
+
+    def _judged(self, failure: RuntimeFailure) -> RuntimeFailure:
+        """``failure``; after one that the build is to blame for, nothing is started until its files are others."""
+        if isinstance(failure, UnfitBuildError):
+            self._context.budget.condemn(identity(self._settings), failure.detail)
+        return failure
 
     async def _why_ended(self) -> RuntimeFailure:
         """Of the programs that ended, the one that others ended because of."""
@@ -143,6 +149,8 @@ class LlamaCppRuntime:
     async def _started(self, assignment: StageAssignment, grown: "_Growth") -> RuntimeFailure | None:
         """Everything up, or why not; as a value, because this is a task of the daemon's group."""
         try:
+            if why := self._context.budget.condemned(identity(self._settings)):
+                return RuntimeFailure("engine_mismatch", f"not started again: {why}")
             if wait_us := self._context.budget.retry_after_us(_now_us()):
                 seconds = -(-wait_us // 1_000_000)
                 return RuntimeFailure(

@@ -1,8 +1,8 @@
 """A stand-in for llama.cpp's two programs: real processes, real sockets, no arithmetic.
 
 ``FAKE`` chooses a fault: ``drop`` (an endpoint is silently left out), ``misplace`` (other layer map), ``sigill`` (dies at the
-first token), ``lose`` (says at the first token that an rpc-server went away, and aborts), ``worker-sigill`` (so does every
-rpc-server by SIGILL), ``silent`` (never healthy). As rpc-server it accepts and reads.
+first token, by an illegal instruction: the program ``ILLEGAL``), ``lose`` (says at the first token that an rpc-server went away, and aborts), ``worker-sigill`` (so does every
+rpc-server by one), ``silent`` (never healthy). As rpc-server it accepts and reads. Starts are told in the file ``STARTS``.
 """
 
 import http.server
@@ -24,7 +24,7 @@ def serve_rpc() -> None:
         taken, _ = listening.accept()
         while said := taken.recv(65_536):
             if said == b"compute" and os.environ.get("FAKE") == "worker-sigill":
-                os.kill(os.getpid(), signal.SIGILL)
+                os.execv(os.environ["ILLEGAL"], ["ggml-rpc-server"])
             taken.sendall(b"ok")
         taken.close()
 
@@ -61,7 +61,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         if os.environ.get("FAKE") == "sigill":
-            os.kill(os.getpid(), signal.SIGILL)
+            os.execv(os.environ["ILLEGAL"], ["llama-server"])
         if os.environ.get("FAKE") in {"lose", "worker-sigill"}:
             for endpoint in value("--rpc").split(","):
                 reachable(endpoint, b"compute")
@@ -86,6 +86,9 @@ def serve_head() -> None:
 
 
 if __name__ == "__main__":
+    if "STARTS" in os.environ:
+        with Path(os.environ["STARTS"]).open("a") as starts:
+            starts.write(" ".join(sys.argv[1:]) + "\n")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in the real programs
     if "--version" in sys.argv:
         print("version: 7 (abc123)")

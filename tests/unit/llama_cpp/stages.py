@@ -20,6 +20,7 @@ from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.llama_cpp.runtime import LlamaCppRuntime
 from stage_agent.tunnel.tunnels import Tunnels
 from tests.integration.transport_mesh import mesh, running
+from tests.unit.llama_cpp.illegal import illegal_program
 
 EPOCH = PlanEpoch(3, NodeId("coordinator"), Instance("c" * 32))
 DIGEST = "0" * 64
@@ -76,7 +77,9 @@ async def two_stages(
         "llama_rpc_server": program(tmp_path),
         "llama_output_layer": "last",
     }
-    environment = {"FAKE": fault} if fault else {}
+    environment = {"STARTS": str(tmp_path / "starts"), **({"FAKE": fault} if fault else {})}
+    if "sigill" in fault:
+        environment["ILLEGAL"] = illegal_program(tmp_path / "illegal")
     made = RuntimeSettings(
         **{"kind": "llama_cpp", "environment": environment, "stop_grace_us": 500_000, **standing_in, **settings}
     )

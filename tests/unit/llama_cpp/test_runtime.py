@@ -1,6 +1,7 @@
 """What the driver sees of a split over two nodes, in order and with every fault that an engine is known for."""
 
 import asyncio
+import os
 import signal
 
 import httpx
@@ -96,19 +97,27 @@ def test_a_placement_other_than_the_plan_s_is_refused(tmp_path) -> None:
     run(main())
 
 
-def test_a_build_that_dies_at_the_first_token_is_told_with_its_reason_and_is_not_started_for_ever(tmp_path) -> None:
+def test_a_build_that_the_cpu_ends_at_the_first_token_is_told_with_its_reason_and_is_started_once(tmp_path) -> None:
+    def starts() -> int:
+        return len((tmp_path / "starts").read_text().splitlines())
+
     async def main():
-        async with two_stages(tmp_path, fault="sigill") as (head, worker):
+        async with two_stages(tmp_path, fault="sigill", limit=9) as (head, worker):
             failure = await failure_of_head(head, worker)
             assert failure.reason == "engine_mismatch"
             assert "SIGILL" in failure.detail
             assert "AVX-512" in failure.detail
+            once = starts()
             for _ in range(3):
                 with pytest.raises(RuntimeFailure) as again:
                     await head.load()
-            with pytest.raises(RuntimeFailure) as again:
+                assert again.value.reason == "engine_mismatch"
+                assert again.value.detail.startswith("not started again: engine was killed by SIGILL")
+            assert starts() == once
+            os.utime(tmp_path / "engine")  # as another build would be
+            with pytest.raises(RuntimeFailure, match="engine was killed by SIGILL"):
                 await head.load()
-            assert again.value.reason == "restart_budget_exhausted"
+            assert starts() > once
 
     run(main())
 
