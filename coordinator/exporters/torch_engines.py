@@ -7,6 +7,7 @@ _NO_PARTITION = "a single stage needs no partition: the variable is ignored"
 _SHARED = (
     "hosts of unequal memory: each takes its layers, but one value of context and batch applies to all",
     "a stage on a CPU beside stages on GPUs: all ranks use one backend",
+    "encryption and authentication: ranks talk NCCL or gloo in the clear; use a private network",
 )
 
 

@@ -3,15 +3,19 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from coordinator.exporters.engines import EXPORTERS
+from coordinator.exporters.export import export_document
 from coordinator.planner.document import plan_document
 from stage_agent.cli import export
 from tests.unit.exporters.plans import COUNTS, NAMES, locked_plan, request
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def words(line: str) -> list[str]:
@@ -163,6 +167,13 @@ def test_every_exporter_says_what_it_cannot_express_and_quotes_what_a_shell_woul
     assert {part.host.name for part in exported.parts} == set(NAMES)
     if engine in {"llama-cpp", "vllm", "sglang", "prima-cpp"}:
         assert "my models/it's; rm -rf.gguf" in words(by_stage(exported)[0].commands[-1])
+
+
+@pytest.mark.parametrize("engine", EXPORTERS)
+def test_what_is_exported_is_what_was_checked_against_the_engine_s_own_rules(engine) -> None:
+    golden = json.loads((GOLDEN / f"{engine}.json").read_text())
+    assert golden.pop("why")
+    assert export_document(EXPORTERS[engine](request(tied_embeddings=True))) == golden
 
 
 def application() -> typer.Typer:
