@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.bench.awake import awake
 from tests.bench.rows import append, percentile
 from tests.namespaces.lab import lab, wait, why_not, wire_ms
 from tests.namespaces.test_mesh import WAN, doubted, met, rtt_ms, settled, start
@@ -21,7 +22,9 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces are there"),
 ]
-SECONDS = 6
+SECONDS = 8
+NICENESS = -19
+"""Of what is timed: others on this machine are not part of the link."""
 ERROR_MAX_MS = 2.0
 HEARTBEAT_OVER_RTT_MAX_MS = 20.0
 BULK_MAX_MIB_PER_S, BULK_LOSSY_MIB_PER_S = 50.0, 10.0
@@ -61,7 +64,7 @@ def talk(net):
     ids=["5 ms", "20 ms", "50 ms", "150 ms", "20 ms, 5 % loss, MTU 1280", "unshaped"],
 )
 def test_round_trip_bulk_and_heartbeats_over_a_link(tmp_path, shape):
-    with lab(tmp_path, 2, mtu=shape.get("mtu", 1_500)) as net:
+    with awake() as spins, lab(tmp_path, 2, mtu=shape.get("mtu", 1_500), niceness=NICENESS) as net:
         net.shape(shape)
         wire = wire_ms(*net.hosts[:2])
         seen = talk(net)
@@ -69,12 +72,12 @@ def test_round_trip_bulk_and_heartbeats_over_a_link(tmp_path, shape):
     busy = [value for value in seen["busy_ms"] if value is not None]
     true_ms = 2 * shape.get("delay_ms", 0)
     append(
-        "namespaces", "link", set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
+        "namespaces", "link", awake=spins, niceness=NICENESS, set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
         min_ms=min(idle), median_ms=statistics.median(idle), error_ms=min(idle) - true_ms,
         own_error_ms=min(idle) - wire, bulk_bar_mib_per_s=bulk_bar_mib_per_s(shape),
         bulk_mib_per_s=seen["bulk_mib_per_s"], heartbeat_p50_ms=percentile(busy, 0.5),
         heartbeat_p99_ms=percentile(busy, 0.99), lost_idle=len(seen["idle_ms"]) - len(idle),
-        lost_busy=len(seen["busy_ms"]) - len(busy),
+        lost_busy=len(seen["busy_ms"]) - len(busy), samples=[len(idle), len(busy)],
     )  # fmt: skip
     assert min(idle) >= true_ms
     assert min(idle) - wire <= ERROR_MAX_MS
@@ -83,7 +86,7 @@ def test_round_trip_bulk_and_heartbeats_over_a_link(tmp_path, shape):
 
 
 def test_three_agents_over_a_lossy_wan(tmp_path):
-    with lab(tmp_path, 3, mtu=1_280) as net:
+    with awake() as spins, lab(tmp_path, 3, mtu=1_280, niceness=NICENESS) as net:
         net.shape(WAN)
         one, two, three = net.hosts
         start(*net.hosts)
@@ -99,7 +102,7 @@ def test_three_agents_over_a_lossy_wan(tmp_path):
         net.shape(WAN)
         healed_s = wait("whole again", lambda: met(*net.hosts), 60)
     append(
-        "namespaces", "agents", settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
+        "namespaces", "agents", awake=spins, niceness=NICENESS, settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
         hub_adds_ms=hub_ms, one_way_drop_noticed_s=noticed_s, healed_s=healed_s,
     )  # fmt: skip
     assert max(errors) - hub_ms <= ERROR_MAX_MS

@@ -22,6 +22,7 @@ from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import Membership, store_first
 from protocol.quic.private_file import make_private_directory, write_private
 from tests.integration.transport_mesh import identities
+from tests.namespaces.priority import weigh
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNET = 0x40000000
@@ -65,6 +66,8 @@ class Host:
     addresses: list[str]
     directory: Path
     identity: Identity
+    niceness: int = 0
+    """Of all that runs inside; below zero where it is timed on a machine that others use too."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,10 +77,12 @@ class Host:
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
         """Start a program inside; it dies with the tests."""
-        namespace = self.namespace
+        namespace, niceness = self.namespace, self.niceness
 
         def inside() -> None:
             enter(namespace)
+            if niceness:
+                weigh(niceness)
             _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)
 
         return subprocess.Popen(arguments, cwd=ROOT, preexec_fn=inside, **options)  # noqa: PLW1509 - no threads here
@@ -222,7 +227,14 @@ def wait(what: str, holds: Callable[[], object], limit_s: float) -> float:
 
 @contextlib.contextmanager
 def lab(
-    root: Path, count: int, *, networks: int = 1, mtu: int = 1_500, admitted: bool = True, **quic: Any
+    root: Path,
+    count: int,
+    *,
+    networks: int = 1,
+    mtu: int = 1_500,
+    admitted: bool = True,
+    niceness: int = 0,
+    **quic: Any,
 ) -> Iterator[Lab]:
     """``count`` hosts, each with one address in every network (10.77.0.0/24 by ``net0``, 10.78.0.0/24 by ``net1``).
 
@@ -233,6 +245,7 @@ def lab(
     hosts, plan = [], []
     for number, identity in enumerate(made):
         host = _host(root, number, identity, networks, quic)
+        host.niceness = niceness
         hosts.append(host)
         plan += [
             {
