@@ -1,10 +1,17 @@
-"""Several workers share the tests by lane, see `tests/lanes.py`; one process runs them in the order of their files."""
+"""Several workers share the tests by lane, see `tests/lanes.py`; one process runs them in the order of their files.
+
+How long an example of a property takes on the wall clock says only what else the machine does: no property fails by it.
+"""
 
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lanes import GiveWay, Lanes, rank
+
+settings.register_profile("shared", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 def pytest_configure(config: pytest.Config) -> None:

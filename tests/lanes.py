@@ -15,7 +15,7 @@ LIVE = ("tests/e2e/", "tests/namespaces/", "tests/integration/")
 """Real processes, sockets and time."""
 LONG = ("tests/simulation/", "tests/property/")
 """Long and nothing but computing: begun early, so that no worker ends with one of these while another has nothing to do."""
-COMPUTING_NICENESS = 5
+COMPUTING_NICENESS = 10
 
 
 def rank(nodeid: str) -> int:
