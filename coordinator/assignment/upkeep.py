@@ -47,20 +47,32 @@ class Strays:
         """Retirements are repeated until rows show them, recorded once."""
         self._seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
 
+    def note(self, slot: Slot, running: RunningPlan | None, view: ClusterView, now_us: int) -> None:
+        """See what there is and since when; also while it is no time to clear anything away."""
+        seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
+        for node_id, member in view.connected.items():
+            fact = member.fact(slot)
+            if fact is not None and fact.active is not None and (running is None or node_id not in running.nodes):
+                key = node_id, epoch_from_wire(fact.active)
+                seen_us[key] = self._seen_us.get(key, now_us)
+        self._seen_us = seen_us
+        self._told &= seen_us.keys()
+
     def clear(
         self, slot: Slot, running: RunningPlan | None, view: ClusterView, claim: PlanEpoch, now_us: int
     ) -> list[Effect]:
         """Retire what is due, served or only accepted; remembers the rest."""
+        self.note(slot, running, view, now_us)
         effects: list[Effect] = []
-        seen_us: dict[tuple[NodeId, PlanEpoch], int] = {}
         for node_id, member in view.connected.items():
             fact = member.fact(slot)
             if fact is None:
                 continue
             active = None if fact.active is None else epoch_from_wire(fact.active)
-            if active is not None and (running is None or node_id not in running.nodes):
-                seen_us[node_id, active] = since = self._seen_us.get((node_id, active), now_us)
-                if (running is not None and active < running.ballot) or now_us - since >= STRAY_GRACE_US:
+            since_us = None if active is None else self._seen_us.get((node_id, active))
+            if active is not None and since_us is not None:
+                older = running is not None and active < running.ballot
+                if older or now_us - since_us >= STRAY_GRACE_US:
                     effects.append(_retire(slot, active, node_id, claim, "not part of the plan"))
                     if (node_id, active) not in self._told:
                         self._told.add((node_id, active))
@@ -68,8 +80,6 @@ class Strays:
             accepted = None if fact.accepted is None else epoch_from_wire(fact.accepted)
             if running is not None and accepted is not None and accepted < running.ballot:
                 effects.append(_retire(slot, accepted, node_id, running.ballot, "a newer plan serves"))
-        self._seen_us = seen_us
-        self._told &= seen_us.keys()
         return effects
 
 

@@ -93,6 +93,8 @@ class PlanWatch:
             effects += [] if self.running is None else keepalives(self.running)
             if not self.health.broken and attempt is None and moment.settled:
                 effects += self._strays.clear(spec.slot, self.running, moment.view, claim, moment.now_us)
+            else:
+                self._strays.note(spec.slot, self.running, moment.view, moment.now_us)
         return effects
 
     def failed_here(self, view: ClusterView) -> dict[NodeId, str]:

@@ -1,9 +1,11 @@
 """Situations in which a seed found a mistake once, each built on purpose: seeds do not survive a change of the generator."""
 
+import json
 from dataclasses import replace
 
 from coordinator.planner.problem import LockedStage, LockedTopology
-from tests.simulation.ballot_mesh import BallotMesh
+from stage_agent.stage.record import SlotRecord
+from tests.simulation.ballot_mesh import SECOND, BallotMesh
 from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, kill, leader, mesh, run, slot
 
 
@@ -79,4 +81,25 @@ def test_nodes_that_all_saw_each_other_come_and_go_do_not_each_coordinate():
     assert {view.canonical for view in views.values()} == {A}
     assert [node_id for node_id, view in views.items() if view.role == "coordinator"] == [A]
     run(made, 18)
+    assert made.checkers.converged() == ""
+
+
+def test_what_lay_about_while_a_plan_was_loaded_is_cleared_away_as_soon_as_it_serves():
+    made = mesh({A: 12, B: 4, C: 4}, 6)
+    made.load_time_us = lambda: 35 * SECOND
+    run(made, 1.1)
+    kill(made, C)
+    while made.processes[A][0].agent.record(SLOT).accepted is None:
+        run(made, 0.1)
+    mine = made.processes[A][0].agent.record(SLOT).accepted
+    higher = mine.ballot._replace(term=mine.ballot.term + 3, node_id=C)
+    record = SlotRecord(higher, active=replace(mine, ballot=higher), last_active=higher)
+    made.disks[C].slots[SLOT] = json.dumps(record.to_document())
+    made.start(C)
+    while not slot(made).routable:
+        run(made, 0.1)
+    assert slot(made).ballot < higher
+    assert made.processes[C][0].agent.record(SLOT).active is not None
+    run(made, 6)
+    assert made.processes[C][0].agent.record(SLOT).active is None
     assert made.checkers.converged() == ""
