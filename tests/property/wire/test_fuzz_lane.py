@@ -22,7 +22,8 @@ from tests.bench.rows import append
 from tests.integration.transport_mesh import identities, now_us
 from tests.property.growth import growth
 
-GROWTH_BYTES = 1_000_000
+GROWTH_BYTES = 60 * 50_000
+"""Sixty bytes a case: a table of the interpreter that doubles meanwhile takes 2 MB, a connection that stays 5 kB each."""
 MEMBER_SHARE = 0.1
 """Of the cases, those that finish the handshake: each costs two milliseconds."""
 
