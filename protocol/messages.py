@@ -119,7 +119,8 @@ class Ping(Wire):
 class Ack(Wire):
     """Answer to ``Ping``; ``target`` is set when the answer was fetched for somebody else by ``PingRequest``.
 
-    ``held_us`` passed between the arrival of the ping at this machine and the answer: no time of the link.
+    ``held_us`` passed between the arrival of the ping at this machine and the answer: no time of the link. ``echo`` is not
+    0 when the answerer wants to measure the link, too: it is to be answered like a ping of that ``seq``.
     """
 
     type: Literal["ack"] = "ack"
@@ -127,6 +128,7 @@ class Ack(Wire):
     held_us: Micros = 0
     target: Annotated[str, Field(max_length=64)] = ""
     health: Count = 0
+    echo: Count = 0
     gossip: Gossip = Gossip()
 
 

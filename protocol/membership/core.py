@@ -172,7 +172,7 @@ class Membership:
         match message:
             case Ping():
                 self._exchange.gossip(sender, message.gossip, now_us)
-                self._prober.on_ping(sender, message, lane, now_us - arrived_us)
+                self._prober.on_ping(sender, message, lane, now_us, now_us - arrived_us)
             case Ack():
                 confirmed = self._prober.on_ack(sender, message, lane, now_us, arrived_us)
                 if confirmed is not None:
@@ -252,7 +252,7 @@ class Membership:
 
     def request_measurements(self, peers: Iterable[NodeId]) -> None:
         """Stay connected to these peers, their RTT settled, although the mesh is large; at most 64, replacing those before."""
-        self._prober.request(peers)
+        self._prober.pace.request(peers)
 
     def leave(self, now_us: int) -> list[Effect]:
         """Say goodbye to everybody connected; the core is silent afterwards."""

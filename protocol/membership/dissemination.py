@@ -1,9 +1,10 @@
 """What still has to be told, and to whom.
 
 Every fact is told ``4·⌈log10(n+1)⌉`` times and then dropped; being told a row that is known already counts as telling it,
-which saves half of the messages. the facts told least go first, so fresh news is not starved
-by old; accusations, refutations and admissions go before rows. A fact replaces the older fact about the same subject. A peer is told the same thing twice only after everybody
-connected was told once. Rows travel whole when they fit a datagram; larger ones are announced by version and fetched by
+which saves half of the messages. The facts told least go first, so fresh news is not starved by old; accusations,
+refutations and admissions go before rows. A fact replaces the older fact about the same subject. A peer is told the same thing twice only after everybody
+connected was told once. A *quiet* fact, a row that says nothing new but its number, rides along with what is sent anyway
+and causes no message of its own. Rows travel whole when they fit a datagram; larger ones are announced by version and fetched by
 whoever lacks them, so a big row crosses each link once instead of ``4·log n`` times.
 """
 
@@ -62,6 +63,7 @@ class _Queued:
     fact: Fact
     size: int
     level: int
+    quiet: bool = False
     told: int = 0
     told_to: set[NodeId] = field(default_factory=set)
 
@@ -75,25 +77,38 @@ class GossipQueue:
     def __init__(self, items_max: int) -> None:
         self._items_max = items_max
         self._queue: dict[Subject, _Queued] = {}
+        self._loud = 0
         self._levels: list[dict[Subject, _Queued]] = [{} for _ in range(2 * (TOLD_MAX + 1))]
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, kind: str, subject: str, fact: Fact, *, told_by: NodeId | None = None) -> None:
-        """Queue a fact, in the place of any older fact of the same kind about the same subject."""
+    @property
+    def pressing(self) -> bool:
+        """Whether anything is worth a message of its own."""
+        return self._loud > 0
+
+    def add(self, kind: str, subject: str, fact: Fact, *, told_by: NodeId | None = None, quiet: bool = False) -> None:
+        """Queue a fact, in the place of any older fact of the same kind about the same subject.
+
+        What replaces a fact that still presses is not quiet: who was not told the older one gets its news by this one.
+        """
+        older = self._queue.get((kind, subject))
+        quiet = quiet and (older is None or older.quiet)
         self.drop(kind, subject)
         if len(self._queue) >= MAX_FACTS:
             self.drop(*next(key for level in reversed(self._levels) for key in level))
-        queued = _Queued(fact, encoded_bytes(fact), 0 if kind in URGENT else TOLD_MAX + 1)
+        queued = _Queued(fact, encoded_bytes(fact), 0 if kind in URGENT else TOLD_MAX + 1, quiet)
         if told_by is not None:
             queued.told_to.add(told_by)
         self._queue[kind, subject] = self._levels[queued.level][kind, subject] = queued
+        self._loud += not quiet
 
     def drop(self, kind: str, subject: str) -> None:
         """No longer worth telling."""
         queued = self._queue.pop((kind, subject), None)
         if queued is not None:
+            self._loud -= not queued.quiet
             del self._levels[queued.level][kind, subject]
 
     def heard(self, kind: str, subject: str, peer: NodeId, nodes: int, connected: int) -> None:
@@ -105,6 +120,7 @@ class GossipQueue:
     def clear(self) -> None:
         """Nobody is there to be told; whoever connects gets a digest."""
         self._queue.clear()
+        self._loud = 0
         for level in self._levels:
             level.clear()
 

@@ -113,18 +113,18 @@ class Ground:
         return [peer for peer in self.connections if (entry := self.table.get(peer)) is not None and entry.live]
 
     def spread_row(
-        self, signed: SignedRow, node_id: NodeId, version: tuple[int, int], *, told_by: NodeId | None
+        self, signed: SignedRow, node_id: NodeId, version: tuple[int, int], *, told_by: NodeId | None, quiet: bool
     ) -> None:
-        """Queue a row, or only the news of it when it is too large for a datagram."""
+        """Queue a row, or only the news of it when it is too large for a datagram. ``quiet``: it only refreshes."""
         if len(signed.payload) + len(signed.signature) <= EAGER_ROW_BYTES:
-            self.queue.add("row", node_id, signed, told_by=told_by)
+            self.queue.add("row", node_id, signed, told_by=told_by, quiet=quiet)
         else:
             fact = RowVersion(node_id=node_id, boot_counter=version[0], seq=version[1])
-            self.queue.add("row", node_id, fact, told_by=told_by)
+            self.queue.add("row", node_id, fact, told_by=told_by, quiet=quiet)
 
     def wake_push(self, now_us: int) -> None:
-        """Something is queued: push at the next turn, at most one per interval."""
-        if len(self.queue) and self.timers.deadline("push") is None:
+        """Something is queued that cannot wait for a probe: push at the next turn, at most one per interval."""
+        if self.queue.pressing and self.timers.deadline("push") is None:
             interval_us = self.settings.push_interval_us
             self.timers.set("push", "", max(now_us + self.jitter(interval_us // 2), self.pushed_us + interval_us))
 

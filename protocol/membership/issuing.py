@@ -6,6 +6,7 @@ each row costs every node a fetch.
 
 from protocol.membership.conditions import Conditions, in_conflict
 from protocol.membership.ground import Ground
+from protocol.membership.news import is_news
 from protocol.membership.own import OwnRow
 from protocol.membership.prober import Prober
 from protocol.membership.records import Records
@@ -34,13 +35,15 @@ class Issuer:
     def issue(self, now_us: int, *, status: str | None = None) -> None:
         """Number, sign and spread the row as of now."""
         ground = self._ground
-        links = ground.links.publish(now_us, self._prober.is_sampled)
+        links = ground.links.publish(now_us, self._prober.pace.is_sampled)
         self._labels = self._present_labels(now_us)
         coordinate = None if ground.everyone_connects else ground.vivaldi.coordinate()
+        before = self._own.row
         signed = self._own.issue(links, coordinate, self._labels, now_us, status=status)
-        if signed is None:
+        if signed is None or self._own.row is None:
             return
-        ground.spread_row(signed, ground.node_id, self._own.version, told_by=None)
+        quiet = before is not None and not is_news(before, self._own.row)
+        ground.spread_row(signed, ground.node_id, self._own.version, told_by=None, quiet=quiet)
         refresh_us = ground.row_refresh_us
         ground.timers.set("refresh", "", now_us + refresh_us * 9 // 10 + ground.jitter(refresh_us // 10))
         ground.wake_push(now_us)
@@ -50,8 +53,8 @@ class Issuer:
         ground = self._ground
         ground.timers.set("links", "", ground.at_beat(now_us + TICK_US * max(1, ground.nodes // TICK_NODES)))
         if not ground.everyone_connects:
-            self._prober.measure_nearest()
-        material = ground.links.refresh(now_us, self._prober.is_sampled)
+            self._prober.pace.measure_nearest()
+        material = ground.links.refresh(now_us, self._prober.pace.is_sampled)
         ground.table.revision += material
         spacing_us = max(TICK_US, ground.nodes * TICK_US // 16)
         if now_us - self._own.issued_us >= spacing_us and (material or self._present_labels(now_us) != self._labels):

@@ -4,28 +4,20 @@ One probe: a ping by datagram; after the timeout the same ping by stream (reliab
 through up to three helpers; after the timeout once more the probe has failed. The timeout is four times the recent worst
 RTT of the link, at least 500 ms, at most 2 s, times (1 + local health). Local health (Lifeguard) rises when this node
 seems to be the culprit: a failed probe while nobody else was heard either, a refutation of its own death, a late loop.
-
-Rates: up to 4 nodes everybody is probed every second; up to 64 this node sends two probes a second in all, and more
-where a peer would wait longer than ``SETTLED_INTERVAL_US``; above, one a second over its connections. So every node is
-probed at least once a second by somebody, and it is the first failed probe that starts everybody else's: more probes only
-cost. A link whose RTT has not settled is probed as soon as a sample may settle it. Above 64 the nearest peers are measured
-more often, to keep their RTT settled.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from protocol.beat import BEAT_US
 from protocol.ids import NodeId
 from protocol.membership.dissemination import NOTHING, Fact
 from protocol.membership.effects import Lane
 from protocol.membership.ground import Ground
 from protocol.membership.judge import Judge
+from protocol.membership.pace import Pace
 from protocol.membership.table import Entry
 from protocol.messages import Ack, Gossip, Ping, PingRequest
 
-NEAREST_MEASURED = 8
 CONFIRMS_MAX = 64
 RELAYS_MAX = 256
 RELAY_US = 5_000_000
@@ -33,12 +25,10 @@ RELAY_US = 5_000_000
 DATAGRAM_MISSES = 8
 """Consecutive probes answered by stream only, after which datagrams count as blocked on that path."""
 DATAGRAM_RETRY_US = 30_000_000
-SETTLED_INTERVAL_US = 20_000_000
-"""An RTT counts as stale after 30 s: a lost datagram is sent again after a second or so, and unsettles no link."""
-REQUESTED_INTERVAL_US = 5_000_000
-REQUESTED_MAX = 64
 PAUSE_US = 1_000_000
 """Probing rests this long after the last sign of a late loop."""
+ECHO_US = 5_000_000
+"""An echo that is not answered within this time says nothing any more."""
 
 
 @dataclass(slots=True)
@@ -70,14 +60,14 @@ class Prober:
     def __init__(self, ground: Ground, judge: Judge) -> None:
         self._ground = ground
         self._judge = judge
+        self.pace = Pace(ground)
         self._probes: dict[int, Probe] = {}
         self._by_target: dict[NodeId, int] = {}
         self._relays: dict[int, Relay] = {}
         self._misses: dict[NodeId, int] = {}
         self._retry_us: dict[NodeId, int] = {}
-        self._nearest: dict[NodeId, None] = {}
         self._confirms: dict[int, Relay] = {}
-        self._out_of_step: set[NodeId] = set()
+        self._echoes: dict[NodeId, tuple[int, int]] = {}
         self._paused_until_us = 0
         self.health = 0
 
@@ -90,45 +80,6 @@ class Prober:
     def outstanding(self) -> int:
         """Probes and relays under way; bounded by connections and ``RELAYS_MAX``."""
         return len(self._probes) + len(self._relays) + len(self._confirms)
-
-    def interval_us(self, target: NodeId) -> int:
-        """Time between two probes of this target."""
-        settings, nodes = self._ground.settings, self._ground.nodes
-        if nodes <= settings.probe_everyone_up_to:
-            return settings.probe_interval_us
-        if self._ground.everyone_connects:
-            spread_us = (nodes - 1) * 1_000_000 // settings.probes_per_second_max
-            return max(settings.probe_interval_us, min(spread_us, SETTLED_INTERVAL_US))
-        if not self.is_sampled(target):
-            return REQUESTED_INTERVAL_US
-        return max(1, len(self._ground.connections)) * settings.probe_interval_us
-
-    def is_sampled(self, target: NodeId) -> bool:
-        """Large meshes: probed so rarely that its RTT does not stay settled."""
-        return not (self._ground.everyone_connects or target in self._ground.requested or target in self._nearest)
-
-    def request(self, targets: Iterable[NodeId]) -> None:
-        """Measure these peers often although the mesh is large; replaces the set before, at most ``REQUESTED_MAX``."""
-        ground = self._ground
-        wanted = frozenset(sorted(target for target in targets if target != ground.node_id)[:REQUESTED_MAX])
-        for peer in sorted(wanted - ground.requested):
-            if ground.timers.deadline("probe", peer) is not None:
-                ground.timers.set("probe", peer, ground.now_us + ground.jitter(REQUESTED_INTERVAL_US))
-        ground.requested = wanted
-
-    def measure_nearest(self) -> None:
-        """Large meshes: keep the RTT to the nearest connected peers settled. Who is measured is left for a fifth, no less."""
-        links = self._ground.links
-        measured = [
-            (rtt_us * (4 if peer in self._nearest else 5), peer)
-            for peer in self._ground.connections
-            if (link := links.known(peer)) is not None and (rtt_us := link.min_rtt_us()) is not None
-        ]
-        nearest = dict.fromkeys(peer for _, peer in sorted(measured)[:NEAREST_MEASURED])
-        for peer in nearest:
-            if peer not in self._nearest:
-                self._ground.timers.advance("probe", peer, self._ground.random.randint(0, REQUESTED_INTERVAL_US))
-        self._nearest = nearest
 
     def confirm(self, entry: Entry, now_us: int) -> None:
         """A buried node showed a higher row by hearsay and is not connected here: can a helper reach it?"""
@@ -154,13 +105,15 @@ class Prober:
         connected = entry.node_id in ground.connections
         if not connected and not ground.everyone_connects and entry.state == "alive":
             return
-        interval_us = self.interval_us(entry.node_id)
+        interval_us = self.pace.interval_us(entry.node_id)
         if now_us < self._paused_until_us:
             # Not a whole interval: a node that stalls every few seconds would then never measure anybody.
             soon_us = min(interval_us, 2 * ground.settings.probe_interval_us)
+            if self.pace.is_young(entry.node_id, now_us):
+                soon_us = ground.settings.probe_interval_us // 2
             ground.timers.set("probe", entry.node_id, self._paused_until_us + ground.jitter(soon_us))
             return
-        pause_us = self._pause_us(entry.node_id, interval_us, now_us)
+        pause_us = self.pace.pause_us(entry.node_id, now_us)
         ground.timers.set("probe", entry.node_id, ground.at_beat(now_us + pause_us))
         if entry.node_id not in self._by_target:
             self._start(entry, now_us, connected=connected)
@@ -177,10 +130,15 @@ class Prober:
             self._end(seq)
             self._failed(probe, entry, now_us)
 
-    def on_ping(self, sender: NodeId, ping: Ping, lane: Lane, held_us: int) -> None:
-        """Answer on the lane the ping came by."""
+    def on_ping(self, sender: NodeId, ping: Ping, lane: Lane, now_us: int, held_us: int) -> None:
+        """Answer on the lane the ping came by, and measure the link with the same exchange if that is due here, too."""
+        rests = lane == "stream" or now_us < self._paused_until_us or sender in self._by_target
+        echo = 0 if rests or not self.pace.wants_echo(sender, now_us) else self._seq()
+        if echo:
+            self._echoes[sender] = echo, now_us
         gossip = self._gossip(sender)
-        self._ground.send(sender, Ack(seq=ping.seq, held_us=held_us, health=self.health, gossip=gossip), lane)
+        answer = Ack(seq=ping.seq, held_us=held_us, health=self.health, echo=echo, gossip=gossip)
+        self._ground.send(sender, answer, lane)
 
     def on_ping_request(self, sender: NodeId, request: PingRequest, now_us: int) -> None:
         """Probe the target for somebody else, by stream: this must not fail for loss."""
@@ -210,10 +168,13 @@ class Prober:
             return None
         probe = self._probes.get(ack.seq)
         if probe is None:
-            return None
-        if ack.target:
+            self._echoed(sender, ack, lane, now_us, arrived_us)
+        elif ack.target:
             self._vouched(ack, sender, probe, now_us)
         elif sender == probe.target:
+            if ack.echo and lane == "datagram":
+                held_us, gossip = now_us - arrived_us, self._gossip(sender)
+                self._ground.send(sender, Ack(seq=ack.echo, held_us=held_us, health=self.health, gossip=gossip), lane)
             self._answered(ack, probe, lane, now_us, arrived_us)
         else:
             self._ground.reject(sender, "foreign_ack")
@@ -223,6 +184,7 @@ class Prober:
         """The loop was late: nothing under way proves anything, and this node rests."""
         for seq in list(self._probes):
             self._end(seq)
+        self._echoes.clear()
         self.worse()
         self._paused_until_us = now_us + PAUSE_US
         self._judge.extend(lag_us + PAUSE_US, now_us)
@@ -238,35 +200,14 @@ class Prober:
 
     def disconnected(self, peer: NodeId, now_us: int) -> None:
         """Ask others about it soon."""
-        self._out_of_step.discard(peer)
+        self.pace.disconnected(peer)
+        self._echoes.pop(peer, None)
         self.moved(peer)
         seq = self._by_target.get(peer)
         if seq is not None:
             self._ground.timers.set("timeout", str(seq), now_us)
         elif (entry := self._ground.table.get(peer)) is not None and entry.live:
             self._ground.timers.set("probe", peer, now_us + self._ground.jitter(100_000))
-
-    def _pause_us(self, target: NodeId, interval_us: int, now_us: int) -> int:
-        """Until the next probe, or until a sample may settle the link if that is sooner.
-
-        The interval ± 10 %, half a beat less, which the wait for the beat adds. Links come up together, and seconds ± 10 %
-        apart their probes would stay in step, and nobody be probed for seconds on end: the first pause of a settled link is
-        any part of the interval, and those of a large mesh, a minute long, any part of twice the interval.
-        """
-        ground = self._ground
-        if self.is_sampled(target):
-            return ground.jitter(2 * interval_us)
-        pause_us = interval_us * 9 // 10 + ground.jitter(interval_us // 5) - BEAT_US // 2
-        link, least_us = ground.links.known(target), ground.settings.probe_interval_us
-        if link is None or not ground.everyone_connects or interval_us <= least_us:
-            return pause_us
-        settles_us = link.settles_in_us(now_us)
-        if settles_us is not None:
-            return min(pause_us, max(settles_us, least_us * 9 // 10 - BEAT_US // 2) + ground.jitter(least_us // 5))
-        if target not in self._out_of_step:
-            self._out_of_step.add(target)
-            return ground.jitter(interval_us)
-        return pause_us
 
     def _start(self, entry: Entry, now_us: int, *, connected: bool) -> None:
         target = entry.node_id
@@ -330,6 +271,21 @@ class Prober:
             soon_us = self._ground.settings.probe_interval_us
             self._ground.timers.set("probe", target, now_us + soon_us // 2 + self._ground.jitter(soon_us))
 
+    def _echoed(self, sender: NodeId, ack: Ack, lane: Lane, now_us: int, arrived_us: int) -> None:
+        """The answer to an answer of ours that was a ping, too: as good as a probe, and the next one waits its interval."""
+        seq, sent_us = self._echoes.get(sender, (0, 0))
+        if not ack.seq or ack.seq != seq or lane != "datagram" or ack.target:
+            return
+        del self._echoes[sender]
+        if now_us - sent_us > ECHO_US:
+            return
+        self.health = max(0, self.health - 1)
+        self.moved(sender)
+        self._measured(sender, arrived_us - ack.held_us - sent_us, now_us)
+        link, ground = self._ground.links.link(sender), self._ground
+        if ground.timers.deadline("probe", sender) is not None and link.settled(now_us):
+            ground.timers.set("probe", sender, ground.at_beat(now_us + self.pace.pause_us(sender, now_us)))
+
     def _vouched(self, ack: Ack, sender: NodeId, probe: Probe, now_us: int) -> None:
         if ack.target != probe.target or sender not in probe.helpers:
             self._ground.reject(sender, "foreign_ack")
@@ -347,7 +303,7 @@ class Prober:
             ground.reject(target, "rtt")
         elif ground.everyone_connects:
             if not ground.links.link(target).settled(now_us):
-                ground.timers.set("probe", target, now_us + self._pause_us(target, self.interval_us(target), now_us))
+                ground.timers.set("probe", target, now_us + self.pace.pause_us(target, now_us))
         elif entry is not None and entry.row.coordinate is not None:
             ground.vivaldi.observe(rtt_us, entry.row.coordinate)
 

@@ -257,11 +257,11 @@ class Records:
         elif version > entry.version:
             restarted = not same_boot
             raised = restarted or row.incarnation > entry.incarnation
-            ground.table.replace_row(entry, signed, row, now_us)
+            news = ground.table.replace_row(entry, signed, row, now_us)
             if restarted:
                 entry.flapped(now_us)
                 entry.conflict_us = None
-            self._spread(entry, sender)
+            self._spread(entry, sender, quiet=not (news or raised))
             if row.status == "left":
                 self._judge.bury(entry, "left", "left", now_us)
             elif direct:
@@ -304,8 +304,8 @@ class Records:
         entry = self._ground.table.get(node_id)
         return None if entry is None or entry.state == "dead" else entry.signed
 
-    def _spread(self, entry: Entry, sender: NodeId) -> None:
-        self._ground.spread_row(entry.signed, entry.node_id, entry.version, told_by=sender)
+    def _spread(self, entry: Entry, sender: NodeId, *, quiet: bool = False) -> None:
+        self._ground.spread_row(entry.signed, entry.node_id, entry.version, told_by=sender, quiet=quiet)
 
     def _send_rows(self, peer: NodeId, rows: list[SignedRow]) -> None:
         batch: list[SignedRow] = []

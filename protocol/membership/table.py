@@ -160,11 +160,12 @@ class NodeTable:
         self._floors.pop(node_id, None)
         return entry
 
-    def replace_row(self, entry: Entry, signed: SignedRow, row: NodeRow, now_us: int) -> None:
-        """Store a higher row of a known node; its state is the caller's business."""
+    def replace_row(self, entry: Entry, signed: SignedRow, row: NodeRow, now_us: int) -> bool:
+        """Store a higher row of a known node; ``True`` if it is news. The state is the caller's business."""
         assert (row.boot_counter, row.seq) > entry.version
         restarted = row.boot_counter > entry.row.boot_counter
-        self.revision += is_news(entry.row, row)
+        news = is_news(entry.row, row)
+        self.revision += news
         self._by_signature.pop(entry.signed.signature, None)
         self._by_signature[signed.signature] = entry
         entry.signed, entry.row, entry.received_us = signed, row, now_us
@@ -173,6 +174,7 @@ class NodeTable:
         entry.incarnation = row.incarnation if restarted else max(entry.incarnation, row.incarnation)
         if restarted:
             entry.refutation = None
+        return news
 
     def set_state(self, entry: Entry, state: MemberState, now_us: int) -> MemberState:
         """Move the entry and return its old state. Burying remembers the version, returning forgets the grave."""
