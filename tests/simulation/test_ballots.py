@@ -56,6 +56,9 @@ def assert_that_it_proves_something(outcomes: list[Outcome]) -> Counter[str]:
         assert faults >= 15, outcome.seed
         assert outcome.requests >= 20, outcome.seed
     assert statistics.median(outcome.requests_in_storms for outcome in outcomes) >= 30
+    cut = [outcome for outcome in outcomes if outcome.sides_us]
+    assert len(cut) >= len(outcomes) // 8
+    assert counts["a side served a model"] >= len(cut)
     return counts
 
 
@@ -77,7 +80,8 @@ def test_scenarios_that_failed_once_pass(path):
 
 
 def test_a_scenario_reads_as_it_was_written(tmp_path):
-    scenario = make_scenario(3)
+    scenario = make_scenario(2)
+    assert scenario.standing
     path = tmp_path / "case.json"
     path.write_text(scenario.to_text())
     assert read_scenario(path) == scenario
@@ -102,7 +106,8 @@ def test_the_command_printed_with_a_failing_seed_finds_the_same_problem_again(na
 @pytest.mark.parametrize("clones", [False, True])
 @pytest.mark.parametrize("storms", [1, 2, 3])
 def test_a_replay_command_names_everything_a_scenario_is_made_from(storms, clones, full_disks):
-    made = make_scenario(11, short=True, storms=storms, clones=clones, full_disks=full_disks)
+    made = make_scenario(14, short=True, storms=storms, clones=clones, full_disks=full_disks)
+    assert made.standing
     words = shlex.split(command(made))[3:]
     assert read_command(words).scenario == made
 
@@ -148,6 +153,20 @@ def test_a_thousand_seeds_keep_every_invariant_and_converge(short):
     assert not failures, failures[0]
 
 
+def calm_behind_a_cut(outcomes: list[Outcome], counts: Counter[str]) -> dict[str, float]:
+    """How long the sides of standing cuts took to come to rest, and how they did."""
+    sides = sorted(side for outcome in outcomes for side in outcome.sides_us)
+    return {
+        "sides": len(sides),
+        "side_at_rest_p50_s": sides[len(sides) // 2][0] / SECOND,
+        "side_at_rest_p95_s": sides[len(sides) * 95 // 100][0] / SECOND,
+        "side_at_rest_max_s": sides[-1][0] / SECOND,
+        "side_max_without_back_off_s": max(counted_us for _, counted_us in sides) / SECOND,
+        "sides_that_served": counts["a side served a model"],
+        "sides_that_explained": counts["a side explained why it does not serve"],
+    }
+
+
 def record(outcomes: list[Outcome], counts: Counter[str], *, short: bool, failures: int, cpu_s: float) -> None:
     healed_s = sorted(outcome.healed_us / SECOND for outcome in outcomes)
     row = {
@@ -163,6 +182,7 @@ def record(outcomes: list[Outcome], counts: Counter[str], *, short: bool, failur
         "converged_max_s": healed_s[-1],
         "within_30_s": round(sum(each <= 30 for each in healed_s) / len(healed_s), 3),
         "max_without_back_off_s": max(outcome.counted_us for outcome in outcomes) / SECOND,
+        **calm_behind_a_cut(outcomes, counts),
         "faults": {kind: counts[kind] for kind in WENT_WRONG},
         "cpu_s": round(cpu_s, 1),
     }
