@@ -139,13 +139,13 @@ def _least_value(searcher: Searcher, shape: Shape, streams: int, cap: int, upper
 
 
 def _fewest(searcher: Searcher, choice: Choice, streams: int, cap: int) -> Choice:
-    """Among plans of this value the one with the fewest stages, then the least TPOT."""
+    """Among plans of this value the one with the fewest stages, then the least TPOT, then the most memory left."""
     shape = choice.candidate.shape
     limit = _scaled(min(choice.value_us, cap))
     found = searcher.fewest(shape, limit, choice.value_us // streams)
     if found.best >= INFINITE:
         return choice
-    candidate = searcher.candidate(shape, found)
+    candidate = roomiest(searcher, shape, found, choice.value_us // streams)
     shorter = len(candidate.sequence) <= len(choice.candidate.sequence)
     if shorter and _value(searcher, candidate, streams) <= choice.value_us:
         return Choice(candidate, choice.value_us, choice.lower_us)

@@ -4,8 +4,10 @@ Every order of nodes that reaches the optimum is read back from the search's sta
 form a small graph (an arc is tight when the best cost before it, its own, and the best after it add up to the optimum);
 the widest path through it leaves the most memory on its fullest node. Then more memory in total, then smaller ids.
 ``ORDER_LIMIT`` bounds how many orders are compared; they are read in a fixed order. A plan that is not proven optimal
-keeps its own order, and only its cuts are settled.
+keeps its own order, and only its cuts are settled. With a period, spans that exceed it with their egress hop do not count.
 """
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,19 +18,22 @@ from coordinator.planner.memory import Shape
 from coordinator.planner.ordered import parents, search
 from coordinator.planner.searcher import Searcher
 from coordinator.planner.span_costs import INFINITE
-from coordinator.planner.states import Level, OrderedProblem, Outcome
+from coordinator.planner.states import Level, OrderedProblem, Outcome, last_egress, within_period
 
 ORDER_LIMIT = 128
 TIE_WIDTH = 1_024
 Rank = tuple[int, int, int, tuple[str, ...]]
 
 
-def roomiest(searcher: Searcher, shape: Shape, outcome: Outcome) -> Candidate:
-    """The preferred plan among those as good as ``outcome`` at ``shape``."""
+def roomiest(searcher: Searcher, shape: Shape, outcome: Outcome, period_us: int | None = None) -> Candidate:
+    """The preferred plan among those as good as ``outcome`` at ``shape``, and within ``period_us``.
+
+    With a period ``outcome`` is one of ``Searcher.fewest``: longer plans are not looked at, whatever they cost.
+    """
     best: tuple[Rank, Candidate] | None = None
     for mode in searcher.modes:
-        table = searcher.costs(shape, mode)
-        required, problem = table.required, searcher.ordered(mode, table)
+        table = searcher.costs(shape, mode, period_us)
+        required, problem = table.required, searcher.ordered(mode, table, period_us)
         orders = dict.fromkeys(_orders(problem, outcome.best, searcher) if outcome.lower >= outcome.best else ())
         orders.setdefault(outcome.sequence)
         for sequence in orders:
@@ -57,7 +62,8 @@ def _rank(
 
 
 def _orders(problem: OrderedProblem, best: int, searcher: Searcher) -> list[tuple[int, ...]]:
-    outcome = search(problem, best, searcher.budget, width=TIE_WIDTH, ties=True)
+    fewest = problem.period_limit_us is not None
+    outcome = search(problem, best, searcher.budget, width=TIE_WIDTH, ties=True, fewest=fewest)
     found: list[tuple[int, ...]] = []
     for depth, level in enumerate(outcome.levels):
         if depth + 1 < problem.minimum_stages:
@@ -65,10 +71,9 @@ def _orders(problem: OrderedProblem, best: int, searcher: Searcher) -> list[tupl
         assert level.total is not None
         complete = (level.total == best) & ((level.used & problem.must) == problem.must)
         for row in np.flatnonzero(complete):
-            node = int(level.last[row])
-            layers = np.flatnonzero(
-                level.open_cost[row] + problem.cost[node][:, -1] + problem.hops.final[node, level.first[row]] == best
-            )
+            node, first = int(level.last[row]), int(level.first[row])
+            spans = within_period(problem, node, _last_egress(problem, first, int(level.previous[row]), node))
+            layers = np.flatnonzero(level.open_cost[row] + spans[:, -1] + problem.hops.final[node, first] == best)
             _read_back(problem, outcome.levels, depth, int(row), layers, (), found)
     return found
 
@@ -95,11 +100,12 @@ def _read_back(
     for layer in layers:
         for parent in parents(problem, above, level, row, int(layer)):
             reached.setdefault(parent, []).append(int(layer))
-    assert above.closed is not None
+    lead = int(level.first[row]) if problem.hops.arc.shape[0] > 1 else 0
     for parent in sorted(reached):
-        ends = np.array(reached[parent])
-        spans = above.open_cost[parent][:, None] + problem.cost[int(above.last[parent])][:, ends]
-        begins = np.flatnonzero((spans == above.closed[parent][ends][None, :]).any(axis=1))
+        node, ends = int(above.last[parent]), np.array(reached[parent])
+        matrix = within_period(problem, node, int(problem.hops.egress[lead, node, order[0]]))
+        spans = above.open_cost[parent][:, None] + matrix[:, ends]
+        begins = np.flatnonzero((spans == spans.min(axis=0)[None, :]).any(axis=1))
         _read_back(problem, levels, depth - 1, parent, begins, order, found)
 
 
@@ -107,10 +113,31 @@ def _widest(
     searcher: Searcher, problem: OrderedProblem, sequence: tuple[int, ...], best: int, required: Matrix
 ) -> tuple[int, ...] | None:
     """Cuts of cost ``best`` on ``sequence`` that leave the most memory on the fullest node; ``None`` if none cost that."""
-    order = fixed_order(problem.cost, problem.hops, sequence)
+    order = fixed_order(_within_period(problem, sequence), problem.hops, sequence)
     if order.best() != best:
         return None
     return _widest_path(order.rooms(best, [searcher.spans.usable[node] - required for node in sequence]))
+
+
+def _within_period(problem: OrderedProblem, sequence: tuple[int, ...]) -> Matrix:
+    """The span costs when every stage of ``sequence`` leaves to the next one."""
+    if problem.period_limit_us is None:
+        return problem.cost
+    cost = problem.cost.copy()
+    lead = sequence[0] if problem.hops.arc.shape[0] > 1 else 0
+    for node, heir in pairwise(sequence):
+        cost[node] = within_period(problem, node, int(problem.hops.egress[lead, node, heir]))
+    previous = sequence[-2] if len(sequence) > 1 else -1
+    cost[sequence[-1]] = within_period(
+        problem, sequence[-1], _last_egress(problem, sequence[0], previous, sequence[-1])
+    )
+    return cost
+
+
+def _last_egress(problem: OrderedProblem, first: int, previous: int, last: int) -> int:
+    if problem.period_limit_us is None:
+        return 0
+    return int(last_egress(problem, np.array([first]), np.array([previous]), np.array([last]))[0])
 
 
 def _widest_path(rooms: list[Matrix]) -> tuple[int, ...]:

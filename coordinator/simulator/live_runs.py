@@ -30,6 +30,8 @@ RUN_ERROR = 0.02
 SLOWNESS_DOUBT, MULTIPLIER_DOUBT, HOP_DOUBT_US = 2.0, 1.0, 5_000.0
 """Standard deviations of the unknowns before any run: nodes are up to a few times slower than benchmarks say, engines need
 up to two round trips per hop, and milliseconds per hop are usual."""
+HOP_DOUBT_SHARE = 0.1
+"""… or, where tokens take long, so much of a token: on slow or busy machines a hop waits as everything else does."""
 LEAST_SLOWNESS, MOST_ROUND_TRIPS = 0.5, 3.0
 """No node is more than twice as fast as its benchmark says, and no engine needs more than three round trips per hop: on a busy
 machine, where every hop waits for a turn, nothing else keeps a fit from calling that waiting round trips and slow nodes fast."""
@@ -123,7 +125,10 @@ def fit_live(runs: Sequence[LiveRun], calibration: Calibration) -> LiveFit:
     assert used, "the caller refuses runs without enough tokens"
     names = sorted({stage.node for run in used for stage in run.stages})
     before = np.array([*(1.0 for _ in names), calibration.rtt_multiplier_milli / 1_000, calibration.per_hop_us])
-    doubt = np.array([*(SLOWNESS_DOUBT for _ in names), MULTIPLIER_DOUBT, max(HOP_DOUBT_US, calibration.per_hop_us)])
+    hop_doubt = max(
+        HOP_DOUBT_US, calibration.per_hop_us, HOP_DOUBT_SHARE * float(np.median([r.measured_us for r in used]))
+    )
+    doubt = np.array([*(SLOWNESS_DOUBT for _ in names), MULTIPLIER_DOUBT, hop_doubt])
     least = np.array([*(LEAST_SLOWNESS for _ in names), 0.0, 0.0])
     most = np.array([*(np.inf for _ in names), max(MOST_ROUND_TRIPS, before[-2] + 0.01), np.inf])
     rows = np.array([_row(run, names) for run in used], dtype=np.float64)

@@ -205,7 +205,10 @@ class Oracle:
         return Fraction(plan.tpot)
 
     def best(self) -> Found | None:
-        """The winner by the seven steps, or ``None`` when nothing modelled is feasible."""
+        """The winner by the seven steps, or ``None`` when nothing modelled is feasible.
+
+        Of plans of equal throughput and stages the one with the least time per token: nobody gains by a slower one.
+        """
         plans = self.plans()
         if not plans:
             return None
@@ -219,5 +222,6 @@ class Oracle:
         shape = max((plan.context, plan.lanes) for plan in plans if self.value(plan) <= limit)
         within = [plan for plan in plans if (plan.context, plan.lanes) == shape]
         return min(
-            within, key=lambda plan: (self.value(plan), plan.stages, -plan.least_left, -plan.total_left, plan.order)
+            within,
+            key=lambda plan: (self.value(plan), plan.stages, plan.tpot, -plan.least_left, -plan.total_left, plan.order),
         )

@@ -94,6 +94,14 @@ def test_one_stream_gains_nothing_from_a_pipeline() -> None:
     assert names(problem(nodes, both("a", "b"), objective="throughput", concurrency=1)) == ["a"]
 
 
+def test_among_plans_of_equal_throughput_and_time_the_one_that_leaves_most_memory_wins() -> None:
+    nodes = [node("a", 20 * GB), node("b", 30 * GB), node("c", 25 * GB)]
+    assert names(problem(nodes, ring("abc", 1_000), objective="throughput", concurrency=1)) == ["b"]
+    # two stages of five layers whoever is chosen
+    busy = problem(nodes, ring("abc", 100), calibration=FLAT, objective="throughput", concurrency=2, parallel_lanes=2)
+    assert sorted(names(busy)) == ["b", "c"]
+
+
 def test_pinning_excluding_and_requiring_are_respected() -> None:
     nodes = [node(name, 11 * GB // 2) for name in "abcd"]
     edges = ring("abcd", 1_000)
