@@ -37,6 +37,7 @@ from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
 from stage_agent.own_process import OwnProcess
 from stage_agent.own_row import Hardware, Identification, build_row, usable_memory_bytes
+from stage_agent.probes.host import available_memory_bytes
 from stage_agent.recall import Recall
 from stage_agent.runtimes.direct import DIRECT_ENGINE, direct_warning, is_direct
 from stage_agent.runtimes.factory import keeps_loads
@@ -142,6 +143,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
         planner_pool=pool,
         remember=events.remember,
         persisted=Recall(prepared.store, agent, prepared.journal),
+        allocatable_bytes=_allocatable_bytes(prepared.hardware),
     )
     admittance = Admittance(prepared.identity, driver, switches, tasks)
     own_process = OwnProcess(driver, switches, transport.table.outrank)
@@ -245,6 +247,12 @@ def _agent(prepared: Prepared) -> StageAgent:
         keeps_loads=keeps_loads(settings.runtime),
         amnesia=prepared.store.amnesia,
     )
+
+
+def _allocatable_bytes(hardware: Hardware) -> Callable[[], int | None]:
+    """What asks the system how much could be allocated now, where layers lie in the memory that it counts."""
+    on_host = all(device.kind == "cpu" for device in hardware.devices if device.holds_layers)
+    return available_memory_bytes if on_host and not hardware.memory_shaped else lambda: None
 
 
 def restored_wishes(prepared: Prepared) -> Wishes:

@@ -93,6 +93,7 @@ class Driver:
     planner_pool: ThreadPoolExecutor
     remember: Callable[[told.MemberChanged | told.Conflict], None] = lambda _: None
     persisted: Callable[[], None] = lambda: None
+    allocatable_bytes: Callable[[], int | None] = lambda: None
     published: PublishedPlans = field(default_factory=PublishedPlans)
     _observed: dict[str, tuple[Epoch | None, int]] = field(default_factory=dict)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
@@ -150,6 +151,8 @@ class Driver:
                     self.membership.on_message(peer, message, now_us, lane=lane, arrived_us=arrived_us)
                 )
             case Prepare() | Stage() | Activate() | Abort() | Retire() | Keepalive():
+                if (allocatable_bytes := self.allocatable_bytes()) is not None:
+                    self.agent.on_memory(allocatable_bytes)
                 self.carry_stage(self.agent.on_message(peer, message, now_us))
             case Promise() | Nack() | StageProgress() | Ready() | Active():
                 self.carry_coordinator(self.coordinator.on_reply(peer, message, now_us))

@@ -112,9 +112,12 @@ class StageAgent:
         """The records were never lost, or hold a promise again."""
         return self._amnesia is None or any(state.record.promised != NO_EPOCH for state in self._slots.values())
 
-    def on_memory(self, usable_memory_bytes: int) -> None:
-        """Usable memory changed. What is loaded stays; the next ``Stage`` is judged by the new figure."""
-        self._loads.usable_memory_bytes = usable_memory_bytes
+    def on_memory(self, allocatable_bytes: int) -> None:
+        """``allocatable_bytes`` more could be allocated now: others may have taken what was offered to layers.
+
+        What is loaded stays; the next promise tells what is free by this figure, and the next ``Stage`` is judged by it.
+        """
+        self._loads.on_allocatable(allocatable_bytes)
 
     def drain(self) -> None:
         """Refuse new stages; what serves goes on until it is retired."""

@@ -16,10 +16,19 @@ class LoadLedger:
 
     def __init__(self, slots: dict[Slot, SlotState], usable_memory_bytes: int, *, keeps_loads: bool = True) -> None:
         self._slots = slots
+        self._offered_bytes = usable_memory_bytes
         self.usable_memory_bytes = usable_memory_bytes
+        """What is offered to layers, less what other programs have taken of it by now."""
         self.keeps_loads = keeps_loads
         """Whether the engine can go on under another plan with what it has loaded."""
         self._last_weights = 0
+
+    def on_allocatable(self, allocatable_bytes: int) -> None:
+        """``allocatable_bytes`` more could be allocated now.
+
+        What the loads occupy already counts as theirs, all of it from the start of a load: it is on its way.
+        """
+        self.usable_memory_bytes = min(self._offered_bytes, allocatable_bytes + memory_bytes(self._occupying()))
 
     def available_to(self, state: SlotState) -> tuple[int, int]:
         """For a promise: bytes free when everything stays, and what retiring the slot's active plan would add.
@@ -81,15 +90,12 @@ class LoadLedger:
                 effects += self._start(state, staged)
         return effects
 
-    def occupied_bytes(self) -> int:
-        """Memory of everything that started and is not known to be gone."""
-        return memory_bytes(
-            [item for state in self._slots.values() for item in state.holds() if item.phase != "waiting"]
-        )
-
     def _fits(self, staged: Held) -> bool:
-        occupied = [item for state in self._slots.values() for item in state.holds() if item.phase != "waiting"]
-        return memory_bytes([*occupied, staged]) <= self.usable_memory_bytes
+        return memory_bytes([*self._occupying(), staged]) <= self.usable_memory_bytes
+
+    def _occupying(self) -> list[Held]:
+        """Everything that started and is not known to be gone."""
+        return [item for state in self._slots.values() for item in state.holds() if item.phase != "waiting"]
 
     def _start(self, state: SlotState, held: Held) -> list[StageEffect]:
         held.phase = "loading"

@@ -199,3 +199,27 @@ def test_dueling_coordinators_do_not_restart_a_load_that_both_want():
     (ready,) = replies(finish(made, second))
     assert ready.ballot.node_id == "rival"
     assert ready.plan_hash == HASH
+
+
+def test_memory_that_another_program_took_is_promised_to_nobody_and_refused():
+    made = agent(memory=250)
+    made.on_memory(60)
+    (promise,) = replies(tell(made, prepare(ballot(1))))
+    assert promise.usable_memory_bytes == 60
+    refused = refusal(tell(made, stage(ballot(1), HASH, assignment(100))))
+    assert (refused.reason, refused.detail) == ("insufficient_memory", "needs 100 bytes, 60 are free")
+
+
+def test_what_this_node_loaded_itself_is_not_taken_for_another_programs():
+    made = agent(memory=250)
+    serve(made, ballot(1), assignment(100))
+    made.on_memory(150)
+    (promise,) = replies(tell(made, prepare(ballot(2))))
+    assert (promise.usable_memory_bytes, promise.replaceable_bytes) == (150, 100)
+
+
+def test_memory_that_is_free_beyond_what_is_offered_stays_the_owners():
+    made = agent(memory=250)
+    made.on_memory(10_000)
+    (promise,) = replies(tell(made, prepare(ballot(1))))
+    assert promise.usable_memory_bytes == 250
