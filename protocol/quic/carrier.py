@@ -25,7 +25,14 @@ from protocol.quic.address import SocketAddress, shown
 from protocol.quic.carriage import Conversation
 from protocol.quic.conditioner import ShapedLink
 from protocol.quic.interface import Path
-from protocol.quic.mutual import acknowledge_now, datagrams_waiting, peer_key, takes_datagrams, unacknowledged_bytes
+from protocol.quic.mutual import (
+    acknowledge_now,
+    datagrams_waiting,
+    forget_handshake,
+    peer_key,
+    takes_datagrams,
+    unacknowledged_bytes,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -182,6 +189,7 @@ class QuicCarrier(QuicConnectionProtocol):
         """Translate; nothing is believed before ``HandshakeCompleted``, which aioquic reports first."""
         match event:
             case HandshakeCompleted():
+                forget_handshake(self._quic)
                 self.conversation.established(peer_key(self._quic))
             case StreamDataReceived(stream_id=stream_id) if stream_id != CONTROL_STREAM:
                 self.conversation.broken("unexpected_stream")
