@@ -24,6 +24,7 @@ from coordinator.planner.problem import (
 )
 from coordinator.planner.readout import as_placed
 from protocol.ids import NodeId, Slot
+from protocol.links import frames_bytes_per_s
 from protocol.membership.member import Member
 from protocol.rows import LinkFact, NodeRow, StageFact
 
@@ -159,8 +160,9 @@ def build_problem(view: ClusterView, terms: ProblemTerms, quantiser: SignalQuant
     members = [member for node_id, member in view.connected.items() if node_id not in terms.excluded]
     inside = {member.node_id for member in members}
     participants = tuple(_participant(view.self_id, member, terms, quantiser) for member in members)
+    back = {(member.node_id, link.target): link for member in members for link in member.row.links}
     edges = tuple(
-        _edge(member.node_id, link, quantiser)
+        _edge(member.node_id, link, back.get((NodeId(link.target), member.row.node_id)), quantiser)
         for member in members
         for link in member.row.links
         if link.target in inside and link.target != member.node_id and not link.estimated
@@ -218,7 +220,8 @@ def _timing(row: NodeRow, digest: str) -> StageFact | None:
     return None
 
 
-def _edge(source: NodeId, link: LinkFact, quantiser: SignalQuantiser) -> Edge:
+def _edge(source: NodeId, link: LinkFact, reverse: LinkFact | None, quantiser: SignalQuantiser) -> Edge:
+    """``reverse``: what the target says of its link to ``source``; both ends see what this direction carries."""
     return Edge(
         source=source,
         target=link.target,
@@ -226,7 +229,7 @@ def _edge(source: NodeId, link: LinkFact, quantiser: SignalQuantiser) -> Edge:
         rtt_samples=link.samples,
         rtt_first_age_us=link.first_age_us,
         rtt_last_age_us=link.last_age_us,
-        large_frame_bytes_per_s=quantiser.hold(("frames", source, link.target), link.send_bytes_per_s),
+        large_frame_bytes_per_s=quantiser.hold(("frames", source, link.target), frames_bytes_per_s(link, reverse)),
     )
 
 

@@ -53,6 +53,9 @@ class LinkFact(Wire):
     receive_bytes_per_s: Count | None = None
     bandwidth_age_us: Micros | None = None
     bandwidth_limited_by: Literal["link", "app", "cpu", "window"] | None = None
+    """Of sending, if that is known, else of receiving."""
+    receive_limited_by: Literal["link", "app", "cpu", "window"] | None = None
+    """Only where it differs from ``bandwidth_limited_by``."""
     degraded: bool = False
     over_tcp: bool = False
     """UDP does not pass on this link: control runs over the TLS lane."""

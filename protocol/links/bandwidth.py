@@ -59,7 +59,11 @@ class BandwidthEstimate:
         self._view = None
 
 
-def merge_bytes_per_s(first: int | None, second: int | None) -> int | None:
-    """Two ends' views of one direction: the smaller known one (DESIGN: signals, large-frame bandwidth)."""
-    known = [view for view in (first, second) if view is not None]
-    return min(known, default=None)
+def merge_bytes_per_s(*ends: tuple[int, LimitedBy | None]) -> int | None:
+    """Views of one direction, each with its limit: the smaller (DESIGN: signals, large-frame bandwidth).
+
+    Lower bounds count only where nobody measured: that a link carries at least so much refutes no measurement of it. A
+    limit that is not known is taken for a measurement.
+    """
+    measured = [rate for rate, limited_by in ends if limited_by in {"link", None}]
+    return min(measured or [rate for rate, _ in ends], default=None)

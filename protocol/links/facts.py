@@ -8,6 +8,7 @@ a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidt
 
 from config.settings import LinkSettings
 from protocol.ids import NodeId
+from protocol.links.bandwidth import merge_bytes_per_s
 from protocol.links.link import LinkMark, LinkView
 from protocol.rows import LinkFact
 
@@ -44,10 +45,24 @@ def fact_of(target: NodeId, view: LinkView, now_us: int, *, shaped: bool = False
         receive_bytes_per_s=None if receive is None else receive.bytes_per_s,
         bandwidth_age_us=None if bandwidth is None else now_us - bandwidth.at_us,
         bandwidth_limited_by=None if bandwidth is None else (send or bandwidth).limited_by,
+        receive_limited_by=receive.limited_by if send and receive and receive.limited_by != send.limited_by else None,
         degraded=view.degraded,
         over_tcp=view.over_tcp,
         shaped=shaped,
     )
+
+
+def frames_bytes_per_s(sender: LinkFact, receiver: LinkFact | None) -> int | None:
+    """Large-frame bandwidth from the owner of ``sender`` to its target, as both ends saw it.
+
+    ``receiver``: the target's own fact about the sender, if it has one. See ``merge_bytes_per_s``.
+    """
+    ends = []
+    if sender.send_bytes_per_s is not None:
+        ends.append((sender.send_bytes_per_s, sender.bandwidth_limited_by))
+    if receiver is not None and receiver.receive_bytes_per_s is not None:
+        ends.append((receiver.receive_bytes_per_s, receiver.receive_limited_by or receiver.bandwidth_limited_by))
+    return merge_bytes_per_s(*ends)
 
 
 def is_material(published: LinkMark | None, present: LinkMark, *, sampled: bool = False) -> bool:

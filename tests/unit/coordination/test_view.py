@@ -61,6 +61,39 @@ def test_links_become_edges_with_their_ages_and_estimates_are_left_out():
     assert (edge.rtt_samples, edge.rtt_first_age_us, edge.rtt_last_age_us) == (9, 20_000_000, 1)
 
 
+def test_the_frames_bandwidth_of_an_edge_is_what_both_of_its_ends_saw():
+    def edges(a: dict[str, object], b: dict[str, object]) -> dict[tuple[str, str], int | None]:
+        cluster = view(member("a", links=(link("b", 700, **a),)), member("b", links=(link("a", 700, **b),)))
+        return {(edge.source, edge.target): edge.large_frame_bytes_per_s for edge in built(cluster).edges}
+
+    seven = {"send_bytes_per_s": 7, "bandwidth_limited_by": "link"}
+    five = {"receive_bytes_per_s": 5, "bandwidth_limited_by": "link"}
+    assert edges(seven, five) == {("a", "b"): 5, ("b", "a"): None}
+    assert edges({}, five) == {("a", "b"): 5, ("b", "a"): None}, "only the receiver knows"
+    assert edges(seven, {}) == {("a", "b"): 7, ("b", "a"): None}
+    assert edges(seven, {**five, "bandwidth_limited_by": "app"})["a", "b"] == 7, "at least 5 is no word against 7"
+    assert edges({**seven, "bandwidth_limited_by": "app"}, five)["a", "b"] == 5
+    both = {"send_bytes_per_s": 9, "receive_bytes_per_s": 6, "bandwidth_limited_by": "link"}
+    assert edges(both, both) == {("a", "b"): 6, ("b", "a"): 6}
+    assert edges(both, {**both, "receive_limited_by": "app"}) == {("a", "b"): 9, ("b", "a"): 6}
+
+
+def test_noise_at_either_end_of_a_link_changes_no_hash_and_a_receiver_that_gets_far_less_does():
+    quantiser, hashes = SignalQuantiser(), set()
+    for sent, received in ((100, 101), (103, 98), (97, 104), (100, 96), (104, 99)):
+        cluster = view(
+            member("a", links=(link("b", 500, send_bytes_per_s=sent * 10**6),)),
+            member("b", links=(link("a", 500, receive_bytes_per_s=received * 10**6),)),
+        )
+        hashes.add(participant_set_hash(built(cluster, quantiser)))
+    assert len(hashes) == 1
+    slow = view(
+        member("a", links=(link("b", 500, send_bytes_per_s=100 * 10**6),)),
+        member("b", links=(link("a", 500, receive_bytes_per_s=50 * 10**6),)),
+    )
+    assert participant_set_hash(built(slow, quantiser)) not in hashes
+
+
 def test_signals_of_a_node_whose_way_is_not_settled_are_marked_untrusted():
     problem = built(view(member("a", settled=False), member("b", settled=False)))
     assert [node.signals_trusted for node in problem.participants] == [True, False]

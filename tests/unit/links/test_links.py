@@ -6,10 +6,10 @@ import pytest
 
 from config.settings import LinkSettings
 from protocol.ids import NodeId
-from protocol.links import is_settled, merge_bytes_per_s
-from protocol.links.bandwidth import BandwidthEstimate
+from protocol.links import is_settled
+from protocol.links.bandwidth import BandwidthEstimate, merge_bytes_per_s
 from protocol.links.book import LinkBook
-from protocol.links.facts import fact_of, is_material
+from protocol.links.facts import fact_of, frames_bytes_per_s, is_material
 from protocol.links.link import Link, host_of
 from protocol.links.rtt import RttWindow
 from protocol.links.vivaldi import VivaldiNode, estimate_us
@@ -177,9 +177,29 @@ def test_bandwidth_expires_after_half_an_hour() -> None:
 
 
 def test_two_views_of_one_direction_merge_to_the_smaller_known_one() -> None:
-    assert merge_bytes_per_s(None, None) is None
-    assert merge_bytes_per_s(5, None) == 5
-    assert merge_bytes_per_s(7, 5) == 5
+    assert merge_bytes_per_s() is None
+    assert merge_bytes_per_s((5, "app")) == 5
+    assert merge_bytes_per_s((7, "link"), (5, "link")) == 5
+    assert merge_bytes_per_s((7, "app"), (5, "cpu")) == 5
+
+
+def test_a_lower_bound_of_one_end_refutes_no_measurement_of_the_other() -> None:
+    assert merge_bytes_per_s((7, "link"), (5, "app")) == 7
+    assert merge_bytes_per_s((7, "window"), (5, "link")) == 5
+    assert merge_bytes_per_s((7, "link"), (5, None)) == 5
+
+
+@pytest.mark.parametrize(("receiver_limit", "merged"), [("link", 5 * MIB), ("app", 7 * MIB)])
+def test_what_limited_each_direction_travels_in_the_facts_of_both_ends(receiver_limit: str, merged: int) -> None:
+    sender, receiver = Link(LinkSettings()), Link(LinkSettings())
+    sender.on_transfer("send", 7 * MIB, SECOND, "link", 0)
+    receiver.on_transfer("receive", 5 * MIB, SECOND, receiver_limit, 0)  # type: ignore[arg-type]
+    receiver.on_transfer("send", 9 * MIB, SECOND, "link", 0)
+    told, heard = fact_of(PEER, sender.view(1), 1), fact_of(NodeId("other"), receiver.view(1), 1)
+    assert told is not None
+    assert heard is not None
+    assert frames_bytes_per_s(told, heard) == merged
+    assert frames_bytes_per_s(heard, told) == 9 * MIB
 
 
 def test_the_fact_alone_answers_whether_a_link_is_settled() -> None:
