@@ -9,7 +9,7 @@ Tickets are never issued nor kept: a resumed session breaks mutual authenticatio
 import functools
 import ssl
 
-from aioquic.buffer import Buffer
+from aioquic._buffer import Buffer
 from aioquic.quic import connection as quic_connection
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import NetworkAddress, QuicConnection
