@@ -123,11 +123,11 @@ class Router:
         self.datagram_received(data, address)
         self._arrival = None
 
-    async def serve_tunnel(self, tunnel: Tunnel) -> None:
-        """Take the packets of a newcomer whom UDP does not reach, and answer there, until the tunnel ends."""
+    async def serve_tunnel(self, tunnel: Tunnel) -> str:
+        """Take the packets of a newcomer whom UDP does not reach, and answer there, until the tunnel ends: ``Tunnel.run``."""
         self._tunnels[tunnel.address] = tunnel
         try:
-            await tunnel.run(lambda packet: self.datagram_received(packet, tunnel.address))
+            return await tunnel.run(lambda packet: self.datagram_received(packet, tunnel.address))
         finally:
             del self._tunnels[tunnel.address]
 

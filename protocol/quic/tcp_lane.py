@@ -58,8 +58,8 @@ class LaneHost:
     link: Callable[[NodeId], ShapedLink | None]
     observe: Callable[[NodeId], Observe]
     control: ControlHandler
-    tunnel: Callable[[Tunnel], Awaitable[None]]
-    """Serves a newcomer whom UDP does not reach."""
+    tunnel: Callable[[Tunnel], Awaitable[str]]
+    """Serves a newcomer whom UDP does not reach; what was wrong with it, if anything was."""
 
 
 class TcpLane:
@@ -146,7 +146,7 @@ class TcpLane:
         self._shaking += 1
         try:
             if await self._begins_as_tunnel(accepted):
-                await self._host.tunnel(Tunnel(*await asyncio.open_connection(sock=accepted)))
+                await self._serve_tunnel(accepted)
                 return
             opened = await self._shake_hands(accepted)
         finally:
@@ -162,6 +162,16 @@ class TcpLane:
         finally:
             writer.close()  # lets what the kernel still holds arrive; an abort here could cut an answer off
 
+    async def _serve_tunnel(self, accepted: socket.socket) -> None:
+        try:
+            tunnel = Tunnel(*await asyncio.open_connection(sock=accepted))
+        except OSError:
+            accepted.close()
+            self._host.counters.reject("truncated")
+            return
+        if wrong := await self._host.tunnel(tunnel):
+            self._host.counters.reject(wrong)
+
     async def _begins_as_tunnel(self, accepted: socket.socket) -> bool:
         try:
             return await begins_as_tunnel(accepted, self._host.settings.connect_timeout_us / 1_000_000)
@@ -171,14 +181,13 @@ class TcpLane:
     async def _shake_hands(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         seconds = self._host.settings.connect_timeout_us / 1_000_000
         try:
-            channel = await shake_hands(accepted, self._host.contexts.server(), server_side=True, seconds=seconds)
+            return streams(await shake_hands(accepted, self._host.contexts.server(), server_side=True, seconds=seconds))
         except ssl.SSLError:  # most often a stranger: its certificate has no anchor here
             self._host.counters.reject("unadmitted")
             return None
         except OSError:
             self._host.counters.reject("tls_failed")
             return None
-        return streams(channel)
 
     async def _dispatch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         proven = peer_of(writer)

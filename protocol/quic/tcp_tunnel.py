@@ -46,7 +46,7 @@ class Tunnel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        host, port = writer.get_extra_info("peername")[:2]
+        host, port = (writer.get_extra_info("peername") or ("", 0))[:2]  # nothing when the other end is gone already
         self.address = TunnelAddress((host, port))
 
     def send(self, packet: bytes) -> bool:
@@ -57,19 +57,31 @@ class Tunnel:
         self._writer.write(len(packet).to_bytes(LENGTH_BYTES, "big") + packet)
         return True
 
-    async def run(self, take: Callable[[bytes], None]) -> None:
-        """Hand over what comes, until the other end is gone or a limit is met. Closes the connection, raises nothing."""
-        taken = 0
+    async def run(self, take: Callable[[bytes], None]) -> str:
+        """Hand over what comes, until the other end is gone or a limit is met. Closes the connection, raises nothing.
+
+        Returns what was wrong with it, one of ``interface.REASONS``: no packet at all or a part of one (``truncated``), too
+        much (``oversized``) or for too long (``read_timeout``); empty when it was in order.
+        """
+        taken, whole = 0, False
         try:
             async with asyncio.timeout(LIMIT_S):
                 while taken < TAKEN_MAX_BYTES:
-                    size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+                    prefix = await self._reader.readexactly(LENGTH_BYTES)
+                    whole = False
+                    size = int.from_bytes(prefix, "big")
                     take(await self._reader.readexactly(size))
                     taken += LENGTH_BYTES + size
-        except (OSError, EOFError, TimeoutError):
-            pass
+                    whole = True
+        except asyncio.IncompleteReadError as ended:
+            return "" if whole and not ended.partial else "truncated"
+        except TimeoutError:
+            return "read_timeout"
+        except OSError:
+            return "" if whole else "truncated"
         finally:
             self._writer.close()
+        return "oversized"
 
 
 async def open_tunnel(host: str, port: int, seconds: float) -> Tunnel:

@@ -80,11 +80,15 @@ async def _ready(channel: socket.socket, *, writing: bool) -> None:
 
 
 def streams(channel: ssl.SSLSocket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams as asyncio has them, over a connection whose handshake is over."""
+    """Streams as asyncio has them, over a connection whose handshake is over. Raises ``OSError`` when the peer is gone."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport = TlsTransport(channel, protocol)
+    try:
+        transport = TlsTransport(channel, protocol)
+    except OSError:  # a reset that came with the last bytes of the handshake: nobody is at the other end
+        channel.close()
+        raise
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 

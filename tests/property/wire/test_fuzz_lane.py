@@ -49,9 +49,14 @@ class Besieged:
             link=lambda _: None,
             observe=lambda _: lambda *_: None,
             control=self._control,
-            tunnel=None,
+            tunnel=self._tunnel,
         )
         self.lane = TcpLane(host, None, self._bulk)
+
+    async def _tunnel(self, tunnel):
+        wrong = await tunnel.run(lambda _: None)  # what a packet says is another fuzz's
+        self.let_in["tunnel"] += not wrong
+        return wrong
 
     async def _control(self, *_):
         self.let_in["control"] += 1
@@ -92,7 +97,7 @@ def first_bytes(die, hellos):
             raw = b"\x16\x03\x01" + die.choice([b"\xff\xff", b"\x40\x01", b"\x00\x00"]) + die.randbytes(20_000)
         case _:
             raw = die.choice([b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"", b"\x80\x2e\x01\x03\x01" + bytes(40)])
-    return raw if raw[:1] != TUNNEL_TYPE else b"\x16" + raw
+    return raw if die.randrange(8) else TUNNEL_TYPE + raw
 
 
 def first_words(die):
