@@ -1,7 +1,7 @@
 """One link to one peer over whatever paths it has used.
 
 A *path* is the remote host and the local interface; another port is the same path (NAT rebinding). A new path starts a
-new RTT window, since the old minimum says nothing about it, but what the paths have shown stays as a yardstick:
+new RTT window and an empty bandwidth, since the old figures say nothing about it, but what the paths have shown stays as a yardstick:
 ``degraded`` is raised when the present path is ``degraded_factor`` times worse (and by at least 1 ms). The commonest
 silent failure is a fall-back from cable to Wi-Fi or a VPN; it changes the address or the interface, or nothing visible at
 all. In the last case a whole minute of samples that is far worse than the same path once was counts as a change of path.
@@ -89,8 +89,7 @@ class Link:
             return False
         if self._path is not None:
             self._yardstick.note(self._path, self._kinds(now_us - SHIFT_SPAN_US, now_us))
-            self._changes += 1
-            self._changed_us = now_us
+            self._changed(now_us)
         self._path = path
         self._start_window()
         return True
@@ -103,8 +102,12 @@ class Link:
     def on_transfer(
         self, direction: Direction, size: int, duration_us: int, limited_by: LimitedBy, now_us: int
     ) -> None:
-        """A bulk transfer ended now. RTT samples taken meanwhile are samples under load."""
-        self._bandwidth[direction].add(size, duration_us, limited_by, now_us)
+        """A bulk transfer ended now. RTT samples taken meanwhile are samples under load.
+
+        What began before the path changed is no sample of the present path's bandwidth.
+        """
+        if self._changed_us is None or now_us - duration_us >= self._changed_us:
+            self._bandwidth[direction].add(size, duration_us, limited_by, now_us)
         if duration_us >= self._settings.bandwidth_min_duration_us:
             start_us = now_us - duration_us
             if self._loaded and start_us <= self._loaded[-1][1] + JOIN_US:
@@ -123,8 +126,7 @@ class Link:
         """A clock gap: nothing measured before it counts."""
         self._start_window()
         self._loaded.clear()
-        for estimate in self._bandwidth.values():
-            estimate.void()
+        self._void_bandwidth()
 
     def settled(self, now_us: int) -> bool:
         """DESIGN: enough samples over enough time, and the newest fresh."""
@@ -168,8 +170,7 @@ class Link:
         # Nothing is recent after a stall (or a leap of the clock) of more than a minute.
         whole_minute = bool(recent) and recent[-1][0] - recent[0][0] >= SHIFT_SPAN_US * 3 // 4
         if whole_minute and self._far_worse(present, self._path, every=True):
-            self._changes += 1
-            self._changed_us = now_us
+            self._changed(now_us)
             self._yardstick.retire(self._path, Path(self._path.host, f"{self._path.interface}~before-{self._changes}"))
             self._start_window(recent)
 
@@ -213,6 +214,15 @@ class Link:
         """Best RTT ever seen on any path to this remote host."""
         best = self._yardstick.minimum(host)
         return None if best is None else best[1]
+
+    def _changed(self, now_us: int) -> None:
+        self._changes += 1
+        self._changed_us = now_us
+        self._void_bandwidth()
+
+    def _void_bandwidth(self) -> None:
+        for estimate in self._bandwidth.values():
+            estimate.void()
 
     def _start_window(self, samples: list[tuple[int, int]] | None = None) -> None:
         self._window = RttWindow()

@@ -98,6 +98,41 @@ def test_a_silent_fall_back_under_the_same_address_is_noticed_within_two_minutes
     assert view.path_changes == 1
 
 
+def bandwidths(link: Link, now_us: int) -> tuple[int | None, int | None]:
+    view = link.view(now_us)
+    return view.send and view.send.bytes_per_s, view.receive and view.receive.bytes_per_s
+
+
+@pytest.mark.parametrize(("address", "interface"), [("10.0.0.1:1", "wlan0"), ("10.9.9.9:1", "eth0")])
+def test_another_path_is_not_planned_with_the_bandwidth_of_the_one_before(address: str, interface: str) -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:1", "eth0", 0)
+    link.on_transfer("send", 125 * MIB, SECOND, "app", SECOND)
+    link.on_transfer("receive", 125 * MIB, SECOND, "link", SECOND)
+    link.on_path("10.0.0.1:2", "eth0", 2 * SECOND)
+    assert bandwidths(link, 2 * SECOND) == (125 * MIB, 125 * MIB), "another port is no other path"
+    link.on_path(address, interface, 3 * SECOND)
+    assert bandwidths(link, 3 * SECOND) == (None, None)
+    link.on_transfer("send", 100 * MIB, SECOND, "app", 3 * SECOND + SECOND // 2)
+    assert bandwidths(link, 4 * SECOND) == (None, None), "half of it went by the old path"
+    link.on_transfer("send", 5 * MIB, SECOND, "link", 4 * SECOND)
+    link.on_transfer("receive", 6 * MIB, SECOND, "link", 4 * SECOND)
+    assert bandwidths(link, 4 * SECOND) == (5 * MIB, 6 * MIB)
+
+
+def test_a_silent_fall_back_forgets_the_bandwidth_of_the_faster_path_too() -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:1", "", 0)
+    now_us = ping_for(link, 120, 100, 0)
+    link.on_transfer("send", 125 * MIB, SECOND, "app", now_us)
+    assert bandwidths(link, now_us) == (125 * MIB, None)
+    now_us = ping_for(link, 120, 18_000, now_us)
+    assert link.view(now_us).path_changes == 1
+    assert bandwidths(link, now_us) == (None, None)
+    link.on_transfer("send", 5 * MIB, SECOND, "link", now_us)
+    assert bandwidths(link, now_us) == (5 * MIB, None)
+
+
 def test_a_jittery_path_is_not_degraded_by_its_own_luckiest_sample() -> None:
     link, random = Link(LinkSettings()), Random(1)
     link.on_path("10.0.0.1:1", "", 0)
