@@ -86,15 +86,24 @@ class LiveFit:
     slowness: dict[str, Estimate]
     rtt_multiplier: Estimate
     per_hop_us: Estimate
+    hop_us: Estimate
+    """Both together, over the runs' mean round trip."""
     errors: tuple[tuple[LiveRun, float, float], ...]
     """(predicted − measured) / measured of every run, as it was planned and as it is fitted."""
 
     @property
     def values(self) -> dict[str, float]:
-        """What a profile should be given: its parameters that the runs determine, in the profile file's units."""
+        """What a profile should be given: its parameters that the runs determine, in the profile file's units.
+
+        Where all round trips are alike, nothing tells its share of a hop from the rest, but the hop as a whole may be known.
+        """
         found = {"rtt_multiplier": self.rtt_multiplier.after, "per_hop_overhead_ms": self.per_hop_us.after / 1_000}
         known = {"rtt_multiplier": self.rtt_multiplier, "per_hop_overhead_ms": self.per_hop_us}
-        return {key: round(value, 4) for key, value in found.items() if known[key].determined >= DETERMINED}
+        return {
+            key: round(value, 4)
+            for key, value in found.items()
+            if max(known[key].determined, self.hop_us.determined) >= DETERMINED
+        }
 
 
 def parse_live_runs(name: str, text: str) -> tuple[LiveRun, ...]:
@@ -139,16 +148,23 @@ def fit_live(runs: Sequence[LiveRun], calibration: Calibration) -> LiveFit:
     target = np.concatenate([(measured - constant - rows @ before) / (RUN_ERROR * measured), np.zeros(len(before))])
     moved = lsq_linear(stacked, target, bounds=((least - before) / doubt, (most - before) / doubt)).x
     after = before + doubt * moved
-    left = np.sqrt(np.diag(np.linalg.inv(stacked.T @ stacked)))
-    found = [
-        Estimate(float(one), float(two), float(1 - share)) for one, two, share in zip(before, after, left, strict=True)
-    ]
+    covariance = np.linalg.inv(stacked.T @ stacked)
+    found = [_estimate(unknown, before, after, doubt, covariance) for unknown in np.eye(len(before))]
+    hop = np.array([*(0.0 for _ in names), rows[:, -2].sum() / max(1.0, rows[:, -1].sum()), 1.0])
     fitted = constant + rows @ after
     errors = tuple(
         (run, run.predicted_us / run.measured_us - 1, float(value) / run.measured_us - 1)
         for run, value in zip(used, fitted, strict=True)
     )
-    return LiveFit(dict(zip(names, found[:-2], strict=True)), found[-2], found[-1], errors)
+    whole = _estimate(hop, before, after, doubt, covariance)
+    return LiveFit(dict(zip(names, found[:-2], strict=True)), found[-2], found[-1], whole, errors)
+
+
+def _estimate(of: Vector, before: Vector, after: Vector, doubt: Vector, covariance: NDArray[np.float64]) -> Estimate:
+    """Of the sum ``of · unknowns``; ``covariance`` is in units of their doubts."""
+    weights = of * doubt
+    left = np.sqrt(weights @ covariance @ weights / (weights @ weights))
+    return Estimate(float(of @ before), float(of @ after), float(1 - left))
 
 
 def _row(run: LiveRun, names: Sequence[str]) -> list[float]:

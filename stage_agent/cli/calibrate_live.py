@@ -176,7 +176,7 @@ def _document(base: Profile, fit: LiveFit) -> dict[str, Any]:
 
 
 def _estimates(fit: LiveFit) -> tuple[tuple[str, Estimate], ...]:
-    return ("rtt_multiplier", fit.rtt_multiplier), ("per_hop_us", fit.per_hop_us)
+    return ("rtt_multiplier", fit.rtt_multiplier), ("per_hop_us", fit.per_hop_us), ("hop_us", fit.hop_us)
 
 
 def _told(each: Estimate) -> dict[str, float]:

@@ -76,6 +76,24 @@ def test_one_plan_explains_itself_but_decides_nothing_about_the_engine() -> None
     assert fit.values == {}
 
 
+def test_hops_of_one_round_trip_time_are_known_as_a_whole_and_both_parameters_are_given() -> None:
+    alone = (LiveStage(node="fast", layers=30, work_us=700 * 30),)
+    runs = [run_of((30, 0, 0)).model_copy(update={"stages": alone, "measured_us": 700 * 30 + PROFILE.per_stage_us})]
+    for layers in (2, 8, 20):
+        stages = (
+            LiveStage(node="fast", layers=30 - layers, work_us=700 * (30 - layers)),
+            LiveStage(node="slow", layers=layers, work_us=700 * layers, rtt_us=20_000),
+        )
+        measured_us = 700 * 30 + 1_100 * 20 + 4_000 + 2 * PROFILE.per_stage_us
+        runs.append(run_of((30, 0, 0)).model_copy(update={"stages": stages, "measured_us": measured_us}))
+    fit = fit_live(runs, PROFILE)
+    assert fit.per_hop_us.determined < 0.4
+    assert fit.hop_us.determined > 0.8
+    assert fit.hop_us.after == pytest.approx(26_000, rel=0.05)
+    told = fit.values["rtt_multiplier"] * 20_000 + fit.values["per_hop_overhead_ms"] * 1_000
+    assert told == pytest.approx(26_000, rel=0.05)
+
+
 BUSY_US = (25_271, 36_462, 60_047, 37_345, 64_564, 67_522, 64_843)
 """The plans of ``CUTS`` as they were measured on a machine with 27 processes waiting for two cores."""
 
