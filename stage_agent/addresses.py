@@ -37,14 +37,14 @@ def own_addresses(listen: ListenSettings) -> tuple[str, ...]:
     return tuple(str(HostPort(host, listen.port)) for host in found or ["127.0.0.1"])
 
 
-def card_hosts(cards: Mapping[str, Iterable[str]], is_card: Callable[[str], bool] | None = None) -> list[str]:
+def card_hosts(cards: Mapping[str, Iterable[str]], may: Callable[[str], bool] | None = None) -> list[str]:
     """The IPv4 addresses of network cards, by name of the card.
 
     Bridges of containers and virtual machines are left out: their addresses are the same on every machine and lead
     nowhere. So are tunnels, which are never the better way, and addresses that a card gave itself.
     """
     hosts = []
-    for name in sorted(filter(is_card or _is_card, cards)):
+    for name in sorted(filter(may or is_card, cards)):
         for text in cards[name]:
             with suppress(ValueError):
                 ip = ipaddress.IPv4Address(text)
@@ -53,7 +53,7 @@ def card_hosts(cards: Mapping[str, Iterable[str]], is_card: Callable[[str], bool
     return hosts
 
 
-def _is_card(name: str) -> bool:
+def is_card(name: str) -> bool:
     """Whether there is hardware behind the interface."""
     known = Path("/sys/class/net")  # Linux
     return (known / name / "device").exists() if known.exists() else name.startswith(("en", "eth", "wl"))

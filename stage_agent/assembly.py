@@ -22,7 +22,7 @@ from protocol.quic.identity import Identity
 from protocol.rows import NodeRow, ServedModel
 from protocol.signature import signature_is_genuine
 from stage_agent.active_prober import ActiveProber
-from stage_agent.active_traffic import other_traffic, stages_load, unknown_links
+from stage_agent.active_traffic import ForeignTraffic, Moved, card_bytes, other_traffic, stages_load, unknown_links
 from stage_agent.admittance import Admittance
 from stage_agent.artifacts.events import told
 from stage_agent.artifacts.node_artifacts import NodeArtifacts, Surroundings
@@ -208,13 +208,15 @@ def _prober(
     prepared: Prepared, membership: Membership, transport: QuicTransport, agent: StageAgent, events: MeshEvents
 ) -> ActiveProber:
     journal = prepared.journal
+    probed = journal.probe_bytes
+    foreign = ForeignTraffic(card_bytes, lambda: Moved(probed["sent"], probed["received"]), monotonic_us())
     return ActiveProber(
         ActiveProbe(prepared.settings.links, SystemRandom(), monotonic_us()),
         open_bulk=transport.open_bulk,
         unknown=lambda: unknown_links(membership.members(monotonic_us()), transport.connected),
         moved=lambda: other_traffic(journal),
-        busy=lambda: events.serving > 0 or stages_load(agent.facts(monotonic_us())),
-        carried=journal.probe_bytes,
+        busy=lambda: foreign.flows(monotonic_us()) or events.serving > 0 or stages_load(agent.facts(monotonic_us())),
+        carried=probed,
         clock_us=monotonic_us,
     )
 
