@@ -7,6 +7,7 @@ from typing import Any
 
 from stage_agent.api.readiness import not_ready_reasons
 from stage_agent.api.snapshot import Event, NodeSnapshot, SlotView
+from stage_agent.router.heads import find_head
 
 METRICS_PATH = "/metrics"
 
@@ -36,7 +37,7 @@ def status_document(snapshot: NodeSnapshot) -> dict[str, Any]:
             "election": snapshot.election,
         },
         "members": dict(Counter(member.state for member in snapshot.members)),
-        "slots": [_slot_summary(slot) for slot in snapshot.slots],
+        "slots": [{**_slot_summary(slot), "head": _head_name(snapshot, slot)} for slot in snapshot.slots],
         **orders_document(snapshot),
     }
 
@@ -143,6 +144,12 @@ def distinct_names(members: Iterable[tuple[str, str]]) -> dict[str, str]:
     pairs = list(members)
     shared = Counter(name for _, name in pairs)
     return {node_id: name if shared[name] == 1 else f"{name}-{node_id[:8]}" for node_id, name in pairs}
+
+
+def _head_name(snapshot: NodeSnapshot, slot: SlotView) -> str | None:
+    """Where ``/v1/*`` of every node leads for ``slot`` now; ``None`` while it answers 503."""
+    head = find_head(snapshot, slot.slot)
+    return None if head is None else names_of(snapshot).get(head.node_id, head.node_id)
 
 
 def _slot_summary(slot: SlotView) -> dict[str, Any]:

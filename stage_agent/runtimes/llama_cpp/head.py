@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from config.settings import RuntimeSettings
+from coordinator.exporters.layer_split import MAX_DEVICES
 from protocol.ballots import StageAssignment
 from protocol.errors import ModelError
 from stage_agent.runtimes.context import RuntimeContext
@@ -92,6 +93,9 @@ class Head:
 
         ``progress`` gets the bytes sent to other stages so far. Raises ``RuntimeFailure``.
         """
+        servers = len(self._assignment.stages) - (not own_endpoint)
+        if servers > MAX_DEVICES:
+            raise RuntimeFailure("range_invalid", f"{servers} rpc-servers: llama.cpp takes at most {MAX_DEVICES}")
         endpoints, counts = await self._endpoints(own_endpoint)
         cpu_layers = 0 if own_endpoint else self._assignment.layer_end
         devices = await self._devices(endpoints, counts) if endpoints else ()

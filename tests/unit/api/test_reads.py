@@ -80,6 +80,9 @@ def test_status_tells_node_coordinator_and_slots():
     (slot,) = document["slots"]
     assert (slot["plan_id"], slot["epoch"], slot["routable"]) == (PLAN["plan_id"], "4/alphaaaa/00000000", True)
     assert (slot["modeled_tpot_us"], slot["measured_tpot_us"]) == (50_000, 100_000)
+    assert slot["head"] == "alpha"  # where a client's /v1/* leads
+    (slot,) = ask(shown(stages=()), "GET", "/api/v1/status").json()["slots"]
+    assert slot["head"] is None
 
 
 def test_the_plan_is_the_very_document_of_the_command_line():

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from config.settings import RuntimeSettings
+from protocol.ballots import StageShare
 from stage_agent.runtimes.interface import RuntimeFailure
 from stage_agent.runtimes.llama_cpp.build import read_build
 from stage_agent.tunnel.tunnels import http_door
@@ -118,6 +119,21 @@ def test_a_build_that_the_cpu_ends_at_the_first_token_is_told_with_its_reason_an
             with pytest.raises(RuntimeFailure, match="engine was killed by SIGILL"):
                 await head.load()
             assert starts() > once
+
+    run(main())
+
+
+def test_more_stages_than_llama_cpp_takes_are_refused_before_anything_is_asked_of_them(tmp_path) -> None:
+    async def main():
+        async with two_stages(tmp_path) as (head, _):
+            shares = tuple(
+                StageShare(node_id=f"n{index}", layer_start=index, layer_end=index + 1, parameter_bytes=1)
+                for index in range(17)
+            )
+            head.assignment = head.assignment.model_copy(update={"stages": shares})
+            with pytest.raises(RuntimeFailure, match="17 rpc-servers: llama.cpp takes at most 16") as caught:
+                await head.load()
+            assert caught.value.reason == "range_invalid"
 
     run(main())
 
