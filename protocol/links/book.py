@@ -5,7 +5,7 @@ from collections.abc import Callable
 from config.settings import LinkSettings
 from protocol.ids import NodeId
 from protocol.links.bandwidth import Direction, LimitedBy
-from protocol.links.facts import fact_of, has_bandwidth, is_material
+from protocol.links.facts import Change, change_of, fact_of, has_bandwidth
 from protocol.links.link import Link, LinkMark, LinkView
 from protocol.rows import LinkFact
 
@@ -58,13 +58,15 @@ class LinkBook:
         link = self._links.get(peer)
         return None if link is None else link.view(now_us)
 
-    def refresh(self, now_us: int, is_sampled: Callable[[NodeId], bool] = _never) -> bool:
-        """Look at every link (about once a second); ``True`` if a new row is worth it. See ``is_material`` for sampled."""
-        material = False
+    def refresh(self, now_us: int, is_sampled: Callable[[NodeId], bool] = _never) -> Change:
+        """Look at every link (about once a second): the greatest change of any. See ``change_of`` for sampled."""
+        greatest: Change = "none"
         for peer, link in self._links.items():
             link.refresh(now_us)
-            material = material or is_material(self._published.get(peer), link.mark(now_us), sampled=is_sampled(peer))
-        return material
+            if greatest != "material":
+                change = change_of(self._published.get(peer), link.mark(now_us), sampled=is_sampled(peer))
+                greatest = greatest if change == "none" else change
+        return greatest
 
     def facts(self, now_us: int) -> tuple[LinkFact, ...]:
         """Facts of everything measured, by node id."""

@@ -3,8 +3,11 @@
 Facts carry ages, not times, and the settled question is answered from the fact alone: its ages are those at the moment
 the owner wrote the row, and the owner writes a new row when the answer changes, so a reader adds nothing for the row's
 own age. Noise must not make gossip: a fact counts as changed only when it settles or unsettles, degrades or recovers, or
-a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidth) around what was *published*.
+a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidth) around what was *published*. An RTT that does
+so and was not told twice too large can wait (``drift``): it is a minimum, and those of a young mesh fall for minutes.
 """
+
+from typing import Literal
 
 from config.settings import LinkSettings
 from protocol.ids import NodeId
@@ -15,6 +18,7 @@ from protocol.rows import LinkFact
 RTT_BAND_MILLI = 200
 RTT_BAND_FLOOR_US = 200
 BANDWIDTH_BAND_MILLI = 250
+FAR_OFF = 2
 
 
 def is_settled(fact: LinkFact, settings: LinkSettings) -> bool:
@@ -65,23 +69,30 @@ def frames_bytes_per_s(sender: LinkFact, receiver: LinkFact | None) -> int | Non
     return merge_bytes_per_s(*ends)
 
 
-def is_material(published: LinkMark | None, present: LinkMark, *, sampled: bool = False) -> bool:
-    """Whether the present mark is worth a new row, given what was published last.
+Change = Literal["none", "drift", "material"]
+"""No new row; a new row some time; a new row."""
+
+
+def change_of(published: LinkMark | None, present: LinkMark, *, sampled: bool = False) -> Change:
+    """What the present mark is worth, given what was published last.
 
     ``sampled``: measured so rarely (large meshes) that it settles with each sample and unsettles before the next, which
     says nothing.
     """
     if published is None:
-        return (present.settled and not sampled) or has_bandwidth(present)
+        return "material" if (present.settled and not sampled) or has_bandwidth(present) else "none"
     if published.settled != present.settled and not sampled:
-        return True
+        return "material"
     if _standing(published) != _standing(present):
-        return True
-    if present.settled and _left_band(published.min_rtt_us, present.min_rtt_us, RTT_BAND_MILLI, RTT_BAND_FLOOR_US):
-        return True
-    return _left_band(published.send_bytes_per_s, present.send_bytes_per_s, BANDWIDTH_BAND_MILLI, 0) or _left_band(
+        return "material"
+    if _left_band(published.send_bytes_per_s, present.send_bytes_per_s, BANDWIDTH_BAND_MILLI, 0) or _left_band(
         published.receive_bytes_per_s, present.receive_bytes_per_s, BANDWIDTH_BAND_MILLI, 0
-    )
+    ):
+        return "material"
+    told_us, rtt_us = published.min_rtt_us, present.min_rtt_us
+    if not present.settled or not _left_band(told_us, rtt_us, RTT_BAND_MILLI, RTT_BAND_FLOOR_US):
+        return "none"
+    return "drift" if told_us and rtt_us and told_us < FAR_OFF * rtt_us else "material"
 
 
 def has_bandwidth(mark: LinkMark) -> bool:

@@ -59,6 +59,11 @@ class VivaldiNode:
         )
 
 
+def is_placed(coordinate: Coordinate) -> bool:
+    """Whether samples have given it any worth: a new node stands at the origin, next to every other new node."""
+    return coordinate.error_milli < 1000 * _ERROR_MAX
+
+
 def estimate_us(a: Coordinate, b: Coordinate) -> int:
     """Estimated RTT between two nodes, rounded up; at least 1."""
     dx, dy, dz = a.x_us - b.x_us, a.y_us - b.y_us, a.z_us - b.z_us

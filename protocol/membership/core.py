@@ -23,7 +23,7 @@ from config.settings import LinkSettings, MembershipSettings
 from protocol.ids import NodeId, node_id_of
 from protocol.links.bandwidth import Direction, LimitedBy
 from protocol.links.book import LinkBook
-from protocol.links.vivaldi import VivaldiNode, estimate_us
+from protocol.links.vivaldi import VivaldiNode, estimate_us, is_placed
 from protocol.membership.conditions import in_conflict
 from protocol.membership.dialler import Dialler
 from protocol.membership.dissemination import GossipQueue
@@ -314,19 +314,19 @@ class Membership:
         """The row as it was last issued."""
         return self._own.row
 
-    @property
-    def local_health(self) -> int:
-        """0 is well; each step stretches the probe timeout by its base."""
-        return self._prober.health
-
     def link_facts(self, now_us: int) -> tuple[LinkFact, ...]:
         """What would be published about this node's outgoing links now."""
         return self._ground.links.facts(now_us)
 
     def estimate_rtt_us(self, source: NodeId, target: NodeId) -> int | None:
-        """RTT of a pair that nobody measures, from coordinates in the rows; never to be called settled."""
+        """RTT of a pair that nobody measures, from coordinates in the rows; never to be called settled.
+
+        ``None`` while either end does not know its place (small meshes, and before its first samples).
+        """
         start, end = self._ground.coordinate_of(source), self._ground.coordinate_of(target)
-        return None if start is None or end is None else estimate_us(start, end)
+        if start is None or end is None or not (is_placed(start) and is_placed(end)):
+            return None
+        return estimate_us(start, end)
 
     def tombstones(self) -> tuple[Tombstone, ...]:
         """What must survive a restart so that the dead are not brought back by hearsay."""

@@ -1,7 +1,7 @@
 """When this node's next row goes out: on news, on material change of a link or label, and to refresh.
 
 Rows for links and labels are spaced by a second per 16 nodes: in a starting mesh every link settles at its own moment, and
-each row costs every node a fetch.
+each row costs every node a fetch. For RTTs that only drifted they are half a refresh apart.
 """
 
 from protocol.membership.conditions import Conditions, in_conflict
@@ -54,10 +54,11 @@ class Issuer:
         ground.timers.set("links", "", ground.at_beat(now_us + TICK_US * max(1, ground.nodes // TICK_NODES)))
         if not ground.everyone_connects:
             self._prober.pace.measure_nearest()
-        material = ground.links.refresh(now_us, self._prober.pace.is_sampled)
-        ground.table.revision += material
-        spacing_us = max(TICK_US, ground.nodes * TICK_US // 16)
-        if now_us - self._own.issued_us >= spacing_us and (material or self._present_labels(now_us) != self._labels):
+        change = ground.links.refresh(now_us, self._prober.pace.is_sampled)
+        ground.table.revision += change == "material"
+        pressing = change == "material" or self._present_labels(now_us) != self._labels
+        spacing_us = max(TICK_US, ground.nodes * TICK_US // 16) if pressing else ground.row_refresh_us // 2
+        if now_us - self._own.issued_us >= spacing_us and (pressing or change == "drift"):
             self.issue(now_us)
 
     def _present_labels(self, now_us: int) -> tuple[str, ...]:

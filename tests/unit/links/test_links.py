@@ -9,7 +9,7 @@ from protocol.ids import NodeId
 from protocol.links import is_settled
 from protocol.links.bandwidth import BandwidthEstimate, merge_bytes_per_s
 from protocol.links.book import LinkBook
-from protocol.links.facts import fact_of, frames_bytes_per_s, is_material
+from protocol.links.facts import change_of, fact_of, frames_bytes_per_s
 from protocol.links.link import Link, host_of
 from protocol.links.rtt import RttWindow
 from protocol.links.vivaldi import VivaldiNode, estimate_us
@@ -257,15 +257,27 @@ def test_noise_is_not_material_and_settling_is() -> None:
     link.on_path("10.0.0.1:1", "", 0)
     link.on_rtt(1_000, 0)
     unsettled = link.mark(0)
-    assert not is_material(None, unsettled)
+    assert change_of(None, unsettled) == "none"
     link.on_rtt(1_000, 6 * SECOND)
     settled = link.mark(6 * SECOND)
-    assert is_material(None, settled)
-    assert is_material(unsettled, settled)
+    assert change_of(None, settled) == "material"
+    assert change_of(unsettled, settled) == "material"
     link.on_rtt(850, 7 * SECOND)
-    assert not is_material(settled, link.mark(7 * SECOND))
+    assert change_of(settled, link.mark(7 * SECOND)) == "none"
     link.on_rtt(500, 8 * SECOND)
-    assert is_material(settled, link.mark(8 * SECOND))
+    assert change_of(settled, link.mark(8 * SECOND)) == "material"
+
+
+def test_an_rtt_that_falls_a_little_can_wait_and_one_told_twice_too_large_cannot() -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:1", "", 0)
+    for second in (0, 6):
+        link.on_rtt(1_000, second * SECOND)
+    told = link.mark(6 * SECOND)
+    link.on_rtt(700, 7 * SECOND)
+    assert change_of(told, link.mark(7 * SECOND)) == "drift"
+    link.on_rtt(500, 8 * SECOND)
+    assert change_of(told, link.mark(8 * SECOND)) == "material"
 
 
 def test_a_link_that_is_only_sampled_makes_no_rows_by_settling_and_unsettling() -> None:
@@ -275,12 +287,12 @@ def test_a_link_that_is_only_sampled_makes_no_rows_by_settling_and_unsettling() 
     unsettled = link.mark(SECOND)
     link.on_rtt(900, 64 * SECOND)
     settled = link.mark(64 * SECOND)
-    assert not is_material(None, settled, sampled=True)
+    assert change_of(None, settled, sampled=True) == "none"
     for published, present in ((unsettled, settled), (settled, link.mark(100 * SECOND))):
-        assert is_material(published, present)
-        assert not is_material(published, present, sampled=True)
+        assert change_of(published, present) == "material"
+        assert change_of(published, present, sampled=True) == "none"
     link.on_rtt(200, 128 * SECOND)
-    assert is_material(settled, link.mark(128 * SECOND), sampled=True), "far from what was told"
+    assert change_of(settled, link.mark(128 * SECOND), sampled=True) == "material", "far from what was told"
 
 
 def test_the_book_says_when_a_row_is_due_and_publishes_by_node_id() -> None:
@@ -289,11 +301,11 @@ def test_the_book_says_when_a_row_is_due_and_publishes_by_node_id() -> None:
         book.link(NodeId(peer)).on_path("10.0.0.1:1", "", 0)
         book.link(NodeId(peer)).on_rtt(500, 0)
         book.link(NodeId(peer)).on_rtt(500, 6 * SECOND)
-    assert book.refresh(6 * SECOND)
+    assert book.refresh(6 * SECOND) == "material"
     facts = book.publish(6 * SECOND)
     assert [(fact.target, fact.shaped) for fact in facts] == [("a", False), ("b", True)]
-    assert not book.refresh(7 * SECOND)
-    assert book.refresh(40 * SECOND), "silence unsettles, which is news"
+    assert book.refresh(7 * SECOND) == "none"
+    assert book.refresh(40 * SECOND) == "material", "silence unsettles, which is news"
 
 
 @pytest.mark.parametrize(
