@@ -15,10 +15,9 @@ from coordinator.planner.readout import ReadoutSpeeds
 from protocol.ballots import StageAssignment
 from protocol.errors import StagemeshError
 from protocol.fencing import NO_EPOCH, PlanEpoch
-from protocol.frame_envelope import open_envelope, refusal_of
+from protocol.frame_envelope import refusal_of
 from protocol.ids import NodeId, Slot
 from protocol.rows import StageFact
-from protocol.stage_frame import request_epoch_of
 from stage_agent.artifacts.node_artifacts import NodeArtifacts
 from stage_agent.clock import monotonic_us
 from stage_agent.library import ModelLibrary
@@ -40,6 +39,7 @@ from stage_agent.stage.effects import (
     Unload,
     Unloaded,
 )
+from stage_agent.stage.sealed import judge_sealed
 from stage_agent.tunnel.tunnels import Tunnels
 
 UNLOAD_LIMIT_S = 20.0
@@ -188,11 +188,9 @@ class StageRunner:
 
         Raises ``WireError`` for bytes that are not a frame.
         """
-        envelope, raw = open_envelope(sealed)
-        slot = Slot(envelope.slot)
-        flow = request_epoch_of(raw)
-        verdict = agent.accept_frame(slot, envelope.epoch, flow.request_id, flow, now_us)
-        engine = self.serving(slot, envelope.epoch) if verdict.accepted else None
+        judged = judge_sealed(agent, sealed, now_us)
+        verdict = judged.verdict
+        engine = self.serving(judged.slot, judged.epoch) if verdict.accepted else None
         receive = getattr(engine, "on_frame", None)
         if receive is None:
             counted[verdict.outcome if not verdict.accepted else "not_serving"] += 1

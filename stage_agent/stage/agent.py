@@ -44,7 +44,7 @@ from stage_agent.stage.effects import (
     Unloaded,
 )
 from stage_agent.stage.fence import BallotFence
-from stage_agent.stage.frames import FlowEpoch, FrameVerdict
+from stage_agent.stage.frames import FlowEpoch, FrameFence, FrameVerdict
 from stage_agent.stage.loads import LoadLedger
 from stage_agent.stage.record import SlotRecord
 from stage_agent.stage.slot import Failure, Held, SlotState
@@ -57,6 +57,8 @@ PROGRESS_INTERVAL_US = 500_000
 
 class StageAgent:
     """All slots of one node. Single-threaded; every input returns the effects to carry out, in order."""
+
+    frame_fence_type: type[FrameFence] = FrameFence
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class StageAgent:
             loads=self._loads,
             settings=self._settings,
             fence=fence or BallotFence(),
+            frame_fence_type=self.frame_fence_type,
         )
         self._amnesia: Final = Amnesia(now_us + self._settings.settle_us) if amnesia else None
 

@@ -39,13 +39,21 @@ class Claims:
     """Judges ballot messages. Holds no slot state of its own, only what all slots of the process have in common."""
 
     def __init__(
-        self, *, node_id: NodeId, instance: Instance, loads: LoadLedger, settings: ElectionSettings, fence: BallotFence
+        self,
+        *,
+        node_id: NodeId,
+        instance: Instance,
+        loads: LoadLedger,
+        settings: ElectionSettings,
+        fence: BallotFence,
+        frame_fence_type: type[FrameFence] = FrameFence,
     ) -> None:
         self._node_id: Final = node_id
         self._instance: Final = instance
         self._loads: Final = loads
         self._settings: Final = settings
         self.fence: Final = fence
+        self._frame_fence_type: Final = frame_fence_type
         self.alive: frozenset[NodeId] = frozenset({node_id})
         self.draining = False
 
@@ -183,7 +191,7 @@ class Claims:
             first_request_id=max(record.first_request_id, staged.assignment.first_request_id),
         )
         staged.phase, state.serving, state.staged, state.restarted = "serving", staged, None, False
-        state.frames = FrameFence(ballot, state.record.first_request_id)
+        state.frames = self._frame_fence_type(ballot, state.record.first_request_id)
         effects: list[StageEffect] = [
             Persist(state.slot, state.record),
             ActivateRuntime(state.slot, ballot, staged.assignment, cache_epoch, state.record.first_request_id),

@@ -9,17 +9,22 @@ from coordinator.coordinator import Coordinator
 from coordinator.view import SignalQuantiser
 from protocol.ballots import Stage
 from protocol.fencing import PlanEpoch
-from protocol.ids import NodeId, Slot
+from protocol.ids import NodeId
 from stage_agent.stage.agent import StageAgent
 from stage_agent.stage.effects import ActivateRuntime, Persist, StageEffect, Unload
 from stage_agent.stage.fence import BallotFence, Refusal
-from stage_agent.stage.frames import FlowEpoch, FrameVerdict
+from stage_agent.stage.frames import FlowEpoch, FrameFence, FrameVerdict
 from stage_agent.stage.record import SlotRecord
 from tests.simulation.ballot_mesh import Variant
 
 
 class OffByOneFence(BallotFence):
     """Lets the term before the promised one through."""
+
+    def prepare(self, record: SlotRecord, ballot: PlanEpoch, *, sticky: bool) -> Refusal | None:
+        if ballot.term == record.promised.term - 1:
+            return None
+        return super().prepare(record, ballot, sticky=sticky)
 
     def stage(self, record: SlotRecord, ballot: PlanEpoch, plan_hash: str) -> Refusal | None:
         if ballot.term == record.promised.term - 1:
@@ -40,14 +45,28 @@ class HastyAgent(StageAgent):
         return sorted(effects, key=lambda effect: isinstance(effect, Persist))
 
 
-class EpochlessAgent(StageAgent):
-    """Applies any frame while it serves anything."""
+class EpochlessFence(FrameFence):
+    """Looks at the request epoch in the frame's header and at nothing that says which plan it belongs to."""
 
-    def accept_frame(
-        self, slot: Slot, epoch: PlanEpoch, request_id: int, flow: FlowEpoch | None, now_us: int
-    ) -> FrameVerdict:
-        verdict = super().accept_frame(slot, epoch, request_id, flow, now_us)
-        return FrameVerdict("accept", verdict.active) if verdict.outcome != "not_serving" else verdict
+    def judge(self, epoch: PlanEpoch, request_id: int, flow: FlowEpoch | None) -> FrameVerdict:
+        del epoch  # the mistake
+        return super().judge(self._active, max(request_id, self._first_request_id), flow)
+
+
+class EpochlessAgent(StageAgent):
+    frame_fence_type = EpochlessFence
+
+
+class FlowlessFence(FrameFence):
+    """Looks at everything but the request epoch in the frame's header."""
+
+    def judge(self, epoch: PlanEpoch, request_id: int, flow: FlowEpoch | None) -> FrameVerdict:
+        del flow  # the mistake
+        return super().judge(epoch, request_id, None)
+
+
+class FlowlessAgent(StageAgent):
+    frame_fence_type = FlowlessFence
 
 
 class ImpatientAttempt(Attempt):
@@ -127,6 +146,7 @@ BUGS = {
     "an activation before all are ready": (Variant(coordinator=ImpatientCoordinator), 3),
     "a ballot without the instance and a cloned id": (Variant(blank_instances=True, clones=True), 2),
     "frames accepted without the epoch": (Variant(agent=EpochlessAgent), 4),
+    "frames accepted without the request epoch": (Variant(agent=FlowlessAgent), "frames"),
     "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), "rows"),
     "a hash that flaps": (Variant(coordinator=FlappingCoordinator), 8),
     "a last stage that is one layer too short": (Variant(coordinator=ShortCoordinator), 9),

@@ -16,6 +16,7 @@ from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, S
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
 from protocol.ids import Instance, NodeId, Slot
 from protocol.rows import NodeRow
+from protocol.stage_frame import RequestEpoch
 from stage_agent.stage import effects as stage
 from tests.simulation.ballot_load_checks import LoadChecks
 
@@ -50,6 +51,8 @@ class Checkers:
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
         self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
+        self._newest: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        """By process, plan and flow: how far the newest frame was that it applied."""
 
     @property
     def completed_requests(self) -> int:
@@ -205,12 +208,18 @@ class Checkers:
                 return
             self.fail("rows", f"{process.node_id} goes back to an older row of {row.node_id}")
 
-    def completed(self, slot: str, trail: tuple[Any, ...]) -> None:
+    def completed(self, slot: str, trail: tuple[Any, ...], *further: tuple[Any, ...]) -> None:
+        """A request was answered: the path of its first token through the stages, and those of its further ones."""
         self.completed_by_slot[slot] += 1
         self.completed_from[slot, trail[0][0]] += 1
-        epochs, hashes = {part[1] for part in trail}, {part[2] for part in trail}
+        every = [part for path in (trail, *further) for part in path]
+        epochs, hashes = {part[1] for part in every}, {part[2] for part in every}
         if len(epochs) > 1 or len(hashes) > 1:
             self.fail(3, f"a request of {slot} ran at {len(epochs)} epochs and {len(hashes)} plans")
+        for path in (trail, *further):
+            self._whole_path(slot, path)
+
+    def _whole_path(self, slot: str, trail: tuple[Any, ...]) -> None:
         position = 0
         for node_id, _, _, start, end in trail:
             if start != position:
@@ -219,9 +228,18 @@ class Checkers:
         if position != self._layers(slot, position):
             self.fail(9, f"a request of {slot} ended at layer {position} of {self._layers(slot, position)}")
 
-    def frame(self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment) -> None:
+    def frame(
+        self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment, request: RequestEpoch
+    ) -> None:
         """An accepted frame of ``epoch`` is about to run through ``part``."""
         self._one_epoch(process, self.loads_of(process).frame(slot, epoch, part.layer_start, part.layer_end))
+        if request.request_id < part.first_request_id:
+            self.fail("frames", f"{process.node_id} applies a frame of a request from before its plan {epoch}")
+        flow = (process.instance, slot, epoch, request.request_id, request.session_id)
+        newest, progress = self._newest.get(flow, (0, 0, 0)), tuple(request)[2:]
+        if progress < newest:
+            self.fail("frames", f"{process.node_id} applies a frame at {progress} after one at {newest} of its flow")
+        self._newest[flow] = progress
 
     def after(self, process: "Process") -> None:
         process.agent.validate()

@@ -1,6 +1,6 @@
 """A mesh of real coordinators, agents and stage fences on virtual time, with a deliberately bad network and membership.
 
-Ballot messages pass through the real codec. Membership is a small gossip model, worse than the real one on purpose: rows
+Ballot messages and stage frames pass through the real codecs. Membership is a small gossip model, worse than the real one on purpose: rows
 with versions, liveness by age of evidence, one-way partitions that only one side notices. Every effect list can be cut
 short by a crash between any two effects, with the write in progress lost or not. Checkers look after every event.
 """
@@ -15,6 +15,7 @@ from coordinator.assignment.moment import ServedModelSpec
 from coordinator.model.package import Layer, ModelPackage
 from protocol.ids import NodeId, Slot
 from tests.simulation.ballot_checkers import Checkers
+from tests.simulation.ballot_frames import Paths
 from tests.simulation.ballot_process import Process
 from tests.simulation.ballot_world import GIB, SECOND, Disk, Variant, Weather, short_waits
 
@@ -33,6 +34,7 @@ class BallotMesh:
         self.now_us = SECOND
         self.weather = Weather()
         self.checkers = Checkers(self)
+        self.paths = Paths()
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         """What went wrong, by kind, and what was decided: each counted where it takes effect."""

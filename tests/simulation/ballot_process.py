@@ -16,6 +16,7 @@ from protocol.ids import Instance, NodeId, Slot
 from protocol.orders import EXCLUDE, OperatorOrder
 from protocol.rows import DeviceFact, LinkFact, NodeRow, StageFact
 from stage_agent.stage import effects as stage
+from tests.simulation.ballot_frames import FrameStages
 from tests.simulation.ballot_orders import kept_orders
 from tests.simulation.ballot_world import DEAD_US, HEARTBEAT_US, SECOND, SLOW_LOAD_US, SUSPECT_US, Disk
 
@@ -52,7 +53,6 @@ class Process:
         self.loads: dict[tuple[Slot, PlanEpoch], int] = {}
         self.wake_us = -1
         self.heartbeat_us = mesh.now_us + mesh.random.randrange(HEARTBEAT_US)
-        self.next_request = 0
         ballot_instance = Instance("") if mesh.variant.blank_instances else self.instance
         self.coordinator = mesh.variant.coordinator(
             node_id=node_id,
@@ -73,6 +73,7 @@ class Process:
             settings=mesh.variant.election,
             now_us=mesh.now_us,
         )
+        self.frames = FrameStages(self, self.agent, mesh.paths, mesh.counts, self.send_frame)
         self.carry(self.coordinator.serve(mesh.specs, mesh.now_us))
         self.orders = kept_orders(node_id, disk, mesh.now_us)
         self.carry(self.coordinator.on_orders(self.orders.known(mesh.now_us), mesh.now_us))
@@ -278,7 +279,8 @@ class Process:
                 mesh.sizes[self.loads[slot, ballot]] = assignment.required_bytes
             case stage.Unload(slot, ballot):
                 self.later(200_000, lambda: self.unloaded(slot, ballot))
-            case stage.ActivateRuntime(slot, ballot):
+            case stage.ActivateRuntime(slot, ballot, assignment):
+                self.frames.activate(slot, ballot, assignment, self.loads[slot, ballot])
                 mesh.log(f"{self.node_id} activates {slot} {ballot}")
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
@@ -310,12 +312,16 @@ class Process:
     def die(self, slot: Slot, ballot: PlanEpoch) -> None:
         weights = self.loads.get((slot, ballot))
         self.mesh.counts["engine died"] += weights is not None
+        if weights is not None:
+            self.frames.gone(weights)
         for label in [label for label, held in self.loads.items() if held == weights]:
             del self.loads[label]
             self.carry(self.agent.on_runtime(stage.RuntimeDied(*label, "scripted"), self.now_us))
 
     def unloaded(self, slot: Slot, ballot: PlanEpoch) -> None:
-        self.loads.pop((slot, ballot), None)
+        weights = self.loads.pop((slot, ballot), None)
+        if weights is not None and weights not in self.loads.values():
+            self.frames.gone(weights)
         self.carry(self.agent.on_runtime(stage.Unloaded(slot, ballot), self.now_us))
 
     # -- inputs
@@ -338,29 +344,15 @@ class Process:
             if changed:
                 self.look()
         else:
-            self.frame(*payload[1:])
+            self.frames.receive(sender, payload[1])
 
     def request(self, slot: Slot) -> None:
         """A client's request at stage 0."""
-        held = self.agent.record(slot).active
-        if held is None or held.assignment.stage_index != 0:
-            return
-        self.next_request = max(self.next_request, self.agent.record(slot).first_request_id) + 1
-        self.frame(slot, held.ballot, self.next_request, ())
+        self.frames.begin(slot)
 
-    def frame(self, slot: Slot, epoch: PlanEpoch, request_id: int, trail: tuple[Any, ...]) -> None:
-        verdict = self.agent.accept_frame(slot, epoch, request_id, None, self.now_us)
-        held = self.agent.record(slot).active
-        if not verdict.accepted or held is None:
-            self.mesh.counts[f"frame refused: {verdict.outcome}"] += 1
-            return
-        part = held.assignment
-        self.mesh.checkers.frame(self, slot, epoch, part)
-        trail = (*trail, (self.node_id, held.ballot, held.plan_hash, part.layer_start, part.layer_end))
-        if part.next:
-            self.mesh.send(self, NodeId(part.next), ("frame", slot, epoch, request_id, trail))
-        else:
-            self.mesh.checkers.completed(slot, trail)
+    def send_frame(self, peer: NodeId, sealed: bytes) -> None:
+        """Over the lane for frames."""
+        self.mesh.send(self, peer, ("frame", sealed))
 
     def timer(self) -> None:
         now_us = self.now_us
