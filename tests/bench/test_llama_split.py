@@ -122,7 +122,16 @@ class Bench:
     programs: dict[str, str]
     model: Path
     tasks: asyncio.TaskGroup
+    seconds: dict[str, float]
+    """What each part of the run took."""
     rtt_us: dict[tuple[str, str], int]
+
+
+@contextlib.contextmanager
+def timed(bench: Bench, part: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    bench.seconds[part] = round(time.monotonic() - began, 1)
 
 
 class Serving:
@@ -223,7 +232,7 @@ async def shaped(groups: dict[str, Path], tmp_path: Path) -> AsyncIterator[Bench
                 await own.serve(peer, header, reader, writer)
 
             node.transport.on_bulk = serve
-        yield Bench(nodes, tunnels, groups, real_programs(), real_model(), tasks, rtt_us)
+        yield Bench(nodes, tunnels, groups, real_programs(), real_model(), tasks, {}, rtt_us)
 
 
 def question(
@@ -262,16 +271,18 @@ async def calibrated(bench: Bench, problem: PlanningProblem) -> tuple[tuple[Live
     names = {name: name for name in NAMES}
     times: dict[tuple[int, ...], list[float]] = {tried: [] for tried in TRIED}
     async with contextlib.AsyncExitStack() as stack:
-        ways = dict(
-            zip(
-                TRIED,
-                await all_serving(stack, bench, [dict(zip(NAMES, tried, strict=True)) for tried in TRIED]),
-                strict=True,
+        with timed(bench, "load what is tried"):
+            ways = dict(
+                zip(
+                    TRIED,
+                    await all_serving(stack, bench, [dict(zip(NAMES, tried, strict=True)) for tried in TRIED]),
+                    strict=True,
+                )
             )
-        )
-        for _ in range(TRIED_ROUNDS):
-            for tried, way in ways.items():
-                times[tried].append(await way.tpot_us())
+        with timed(bench, "calibrate"):
+            for _ in range(TRIED_ROUNDS):
+                for tried, way in ways.items():
+                    times[tried].append(await way.tpot_us())
     spreads = {tried: round((max(found) - min(found)) / statistics.median(found), 2) for tried, found in times.items()}
     if statistics.median(spreads.values()) > SPREAD_MAX:
         raise TooBusyError(f"the same plan's times differ by {spreads}")
@@ -289,11 +300,13 @@ async def compared(bench: Bench, splits: dict[str, dict[str, int]]) -> dict[str,
     """Times per token of every way, round by round; each round begins with another way."""
     times: dict[str, list[float]] = {way: [] for way in splits}
     async with contextlib.AsyncExitStack() as stack:
-        ways = dict(zip(splits, await all_serving(stack, bench, list(splits.values())), strict=True))
+        with timed(bench, "load what is compared"):
+            ways = dict(zip(splits, await all_serving(stack, bench, list(splits.values())), strict=True))
         order = list(ways)
-        for turn in range(ROUNDS):
-            for way in order[turn % 3 :] + order[: turn % 3]:
-                times[way].append(await ways[way].tpot_us())
+        with timed(bench, "compare"):
+            for turn in range(ROUNDS):
+                for way in order[turn % 3 :] + order[: turn % 3]:
+                    times[way].append(await ways[way].tpot_us())
     return times
 
 
@@ -336,7 +349,7 @@ def test_a_plan_from_live_calibration_beats_splits_by_memory_and_in_equal_parts(
             line.update(
                 name="llama_split", at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), python=platform.python_version(),
                 cpus=os.cpu_count(), load=round(os.getloadavg()[0], 1), rounds=ROUNDS, tokens=TOKENS,
-                cpu_share=shares,
+                cpu_share=shares, seconds=bench.seconds,
                 rtt_us={f"fast-{name}": bench.rtt_us["fast", name] for name in NAMES[1:]}, splits=splits,
                 tokens_per_s={way: quartiles(each) for way, each in times.items()},
                 rounds_won_by_plan={

@@ -131,7 +131,7 @@ def test_more_stages_than_llama_cpp_takes_are_refused_before_anything_is_asked_o
                 for index in range(17)
             )
             head.assignment = head.assignment.model_copy(update={"stages": shares})
-            with pytest.raises(RuntimeFailure, match="17 rpc-servers: llama.cpp takes at most 16") as caught:
+            with pytest.raises(RuntimeFailure, match=r"17 rpc-servers: llama\.cpp takes at most 16") as caught:
                 await head.load()
             assert caught.value.reason == "range_invalid"
 
