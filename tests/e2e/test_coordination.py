@@ -73,6 +73,27 @@ def test_a_stage_that_dies_in_an_answer_and_one_that_dies_while_its_successor_lo
     assert five.answers() == five.whole
 
 
+def test_a_coordinator_that_dies_while_its_plan_serves_has_a_successor_and_no_answer_is_mixed(five) -> None:
+    before, coordinator = five.wait_until_serving(), five.watch.coordinator()
+    serves = coordinator.name in names_of(five, before)
+    watched = a_stage_apart_from_the_coordinator(five, before)
+    with in_the_middle_of_an_answer(five, before, watched, PROMPT) as asked:
+        five.mesh.kill(coordinator)
+    told = asked.ended(60)
+    five.watch.until("a successor", 60, lambda: five.watch.coordinator() not in (None, coordinator))
+    if told is not None and told.status_code == 200:
+        assert not serves, "nobody had its layers any more"
+        assert tuple(told.json()["tokens"][: len(five.whole)]) == five.whole
+    elif asked.node is not coordinator:
+        assert told is not None, "whoever lives says what became of a request"
+        assert told.status_code == 503, told.text
+    slot = five.wait_until_serving(60, before["term"] if serves else before["term"] - 1)
+    assert coordinator.name not in names_of(five, slot)
+    assert five.answers() == five.whole
+    bring_back(five, coordinator)
+    assert five.answers() == five.whole
+
+
 def test_a_third_of_all_packets_lost_changes_no_answer(five) -> None:
     before = packets_lost(five)
     five.shape(loss=0.3)
@@ -137,6 +158,8 @@ def test_a_rolling_restart_of_all_ends_with_the_same_answer(five) -> None:
         five.mesh.start(node)
         five.mesh.wait_for_api(node, 40)
         five.watch.until(f"{node.name} back", 60, five.watch.everybody_alive)
+        tokens = five.ask()
+        assert tokens is None or tuple(tokens) == five.whole, f"answered while {node.name} was replaced"
     five.watch.until("one coordinator", 60, lambda: five.watch.coordinator() is not None)
     five.wait_until_serving(90)
     assert five.answers() == five.whole
