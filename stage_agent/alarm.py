@@ -2,6 +2,7 @@
 
 import asyncio
 
+from protocol.beat import EARLY_US
 from stage_agent.clock import monotonic_us
 
 
@@ -30,7 +31,8 @@ class Alarm:
     def _arm(self, due_us: int) -> None:
         self._disarm()
         self._due_us = due_us
-        wait_s = max(0, due_us - monotonic_us()) / 1e6
+        left_us = due_us - monotonic_us()
+        wait_s = (left_us + EARLY_US) / 1e6 if left_us > 0 else 0.0
         self._handle = asyncio.get_running_loop().call_later(wait_s, self._rings.set)
 
     def _disarm(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from config.settings import ListenSettings, QuicSettings
 from protocol.admission import AdmissionBook
-from protocol.beat import next_slow_beat_us, phase_us
+from protocol.beat import EARLY_US, next_slow_beat_us, phase_us
 from protocol.errors import AddressError, ConfigurationError
 from protocol.ids import MeshId, NodeId
 from protocol.messages import Hello, Message
@@ -274,9 +274,9 @@ class QuicTransport:
         while True:
             now_us = self._clock_us()
             due_us = min(slow_us, now_us + SWEEP_US) if self.table.in_motion else max(slow_us, now_us)
-            await asyncio.sleep((due_us - now_us) / 1_000_000)
+            await asyncio.sleep((due_us - now_us + EARLY_US) / 1_000_000)
             now_us = self._clock_us()
-            recent_us = max(recent_us, now_us - due_us)
+            recent_us = max(recent_us, now_us - due_us - EARLY_US)
             self.counters.loop_lag_us = max(worst_us, recent_us)
             if now_us >= slow_us:
                 slow_us, worst_us, recent_us = next_slow_beat_us(now_us, phase), recent_us, 0

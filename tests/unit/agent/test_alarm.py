@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from stage_agent.alarm import Alarm
 from stage_agent.clock import monotonic_us
 
@@ -32,3 +34,18 @@ def test_a_deadline_that_is_called_off_wakes_nobody() -> None:
         return quiet
 
     assert asyncio.run(is_quiet())
+
+
+def test_a_deadline_is_over_when_the_alarm_rings_on_the_loop_of_the_daemon() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def earliness_us() -> list[int]:
+        alarm, early = Alarm(), []
+        for step in range(40):
+            due_us = monotonic_us() + 2_000 + 137 * step
+            await alarm.wait(due_us)
+            early.append(due_us - monotonic_us())
+        return early
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert max(runner.run(earliness_us())) <= 0
