@@ -15,6 +15,9 @@ from coordinator.view import ClusterView
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
 from protocol.ids import NodeId
 
+RETIRED_GRACE_US = 10_000_000
+"""A stage that still serves so long after it was retired for a plan that came to nothing never heard of it."""
+
 
 class PlanWatch:
     """The running plan and its health. ``broken_since_us`` is set while it cannot serve, or must not for long."""
@@ -29,6 +32,8 @@ class PlanWatch:
         self._routed: Route | None = None
         self._strays: Final = Strays()
         self._retired: frozenset[NodeId] = frozenset()
+        self._retired_us = 0
+        """When the attempt that retired them was last in flight."""
         self._over = NO_EPOCH
         """What was withdrawn last: neither that nor anything older is adopted again."""
         self._mirrored = False
@@ -56,7 +61,7 @@ class PlanWatch:
         found = _adoptable(spec, moment)
         if found is not None and (self.running is None or found.ballot != self.running.ballot):
             self.replace(found)
-        elif found is None and self.running is not None and not self._anybody_serves(self.running, moment):
+        elif found is None and self.running is not None and not self._still_serving(self.running, moment):
             self.replace(None)
         self._routed, self._mirrored = None, True
         self.health = self._judge(moment)
@@ -77,8 +82,10 @@ class PlanWatch:
             effects.append(Decided(adopted))
         self._mirrored = False
         if self.running is not None:
-            if attempt is not None:
-                self._retired |= attempt.retired
+            if attempt is not None and attempt.retired:
+                self._retired, self._retired_us = self._retired | attempt.retired, moment.now_us
+            elif moment.now_us >= self._retired_us + RETIRED_GRACE_US:
+                self._retired -= self._still_serving(self.running, moment)
             self.health = self._judge(moment)
             # While this coordinator's own replacement is activated, its stages leave the running plan one by one.
             whole_but_for_us = not self.health.leaving and all(
@@ -132,9 +139,9 @@ class PlanWatch:
             node_id for node_id in self.running.nodes if node_id not in gone and node_id not in moment.plannable
         )
 
-    def _anybody_serves(self, running: RunningPlan, moment: Moment) -> bool:
-        members = (moment.view.members.get(node_id) for node_id in running.nodes)
-        return any(member is not None and member.connected and shows(running, member) for member in members)
+    def _still_serving(self, running: RunningPlan, moment: Moment) -> frozenset[NodeId]:
+        connected = moment.view.connected
+        return frozenset(each for each in running.nodes if each in connected and shows(running, connected[each]))
 
     def _judge(self, moment: Moment) -> Health:
         running = self.running

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from coordinator.planner.problem import LockedStage, LockedTopology
+from protocol.codec import decode
 from stage_agent.stage.record import SlotRecord
 from tests.simulation.ballot_mesh import SECOND, BallotMesh
 from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, kill, leader, mesh, run, slot
@@ -103,3 +104,27 @@ def test_what_lay_about_while_a_plan_was_loaded_is_cleared_away_as_soon_as_it_se
     run(made, 6)
     assert made.processes[C][0].agent.record(SLOT).active is None
     assert made.checkers.converged() == ""
+
+
+def test_a_plan_serves_on_when_it_was_to_make_room_and_never_heard_of_it():
+    made = mesh({A: 8, B: 8}, 6)
+    run(made, 30)
+    before, send = slot(made), made.send
+    (holder,) = before.nodes
+    lost: list[str] = []
+
+    def lose_retirements(source, peer, payload):
+        if isinstance(payload, bytes) and decode(payload).type == "retire":
+            lost.append(peer)
+        else:
+            send(source, peer, payload)
+
+    made.send = lose_retirements
+    wish(made, LockedStage(holder, 0, 7), LockedStage(B if holder == A else A, 7, 8))
+    while not made.counts["decided: attempt_failed"]:
+        run(made, 0.1)
+    assert lost
+    wish(made, LockedStage(holder, 0, 8))
+    run(made, 15)
+    assert slot(made).routable
+    assert slot(made).ballot == before.ballot
