@@ -67,10 +67,6 @@ class SettleBarrier:
         enough = len(self._counted) >= self._settings.minimum_nodes
         return enough and now_us - self._changed_us >= self._settings.settle_us
 
-    def calm_for_us(self, now_us: int) -> int:
-        """How long the counted set has been as it is."""
-        return now_us - self._changed_us
-
     def flaps(self, node_id: NodeId, now_us: int) -> int:
         """Flaps not forgiven yet."""
         presence, times_us = self._presence.get(node_id), self._told_flaps.get(node_id, ())

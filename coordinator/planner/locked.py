@@ -1,4 +1,4 @@
-"""An operator's exact split: read from JSON, checked against the instance, then never moved (DESIGN §6).
+"""An operator's exact split: checked against the instance, then never moved (DESIGN §6).
 
 Checks, each with its own refusal code: ``locked_stage_count``, ``locked_invalid_range`` (half-open and non-empty),
 ``locked_non_contiguous``, ``locked_incomplete``, ``locked_duplicate_node``, ``locked_unknown_node``,
@@ -6,42 +6,10 @@ Checks, each with its own refusal code: ``locked_stage_count``, ``locked_invalid
 ``locked_model_mismatch``, ``locked_return_refused``, ``locked_does_not_fit``. The first feasible shape wins, larger context first.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from coordinator.planner.instance import Candidate, Instance
 from coordinator.planner.memory import Shape
 from coordinator.planner.plan import PlanRefused
-from coordinator.planner.problem import LockedStage, LockedTopology
-from coordinator.planner.validate import MAX_EXACT, MAX_PARTICIPANTS, InvalidProblem, whole
-
-LOCK_VERSION = 1
-
-
-def parse_locked(document: Mapping[str, Any]) -> LockedTopology:
-    """The lock that a JSON document (or a scenario's ``[locked]`` table) states; ``InvalidProblem`` names what is wrong.
-
-    Each stage names its node by ``node_id`` or ``node`` (exactly one). Without a version, version 1 is meant.
-    """
-    unknown = set(document) - {"version", "model", "manifest_digest", "stages"}
-    if unknown:
-        raise InvalidProblem(f"locked.{min(unknown)}", "unknown key")
-    version = document.get("version", LOCK_VERSION)
-    whole("locked.version", version)
-    if version != LOCK_VERSION:
-        raise InvalidProblem("locked.version", f"version {version} is not supported; this is version {LOCK_VERSION}")
-    for name in ("model", "manifest_digest"):
-        if not isinstance(document.get(name), str | None):
-            raise InvalidProblem(f"locked.{name}", "must be text")
-    rows = document.get("stages")
-    if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= MAX_PARTICIPANTS:
-        raise InvalidProblem("locked.stages", f"must be a list of 1 to {MAX_PARTICIPANTS} stages")
-    return LockedTopology(
-        stages=tuple(_stage(f"locked.stages[{index}]", row) for index, row in enumerate(rows)),
-        version=version,
-        model=document.get("model"),
-        manifest_digest=document.get("manifest_digest"),
-    )
+from coordinator.planner.problem import LockedTopology
 
 
 def check_locked(instance: Instance, shapes: tuple[Shape, ...], locked: LockedTopology) -> Candidate | PlanRefused:
@@ -61,22 +29,6 @@ def check_locked(instance: Instance, shapes: tuple[Shape, ...], locked: LockedTo
         ):
             return Candidate(shape, resolved, cuts)
     return _does_not_fit(instance, shapes[-1], locked, resolved)
-
-
-def _stage(where: str, row: object) -> LockedStage:
-    if not isinstance(row, Mapping):
-        raise InvalidProblem(where, "must be an object with node, layer_start and layer_end")
-    unknown = set(row) - {"node", "node_id", "layer_start", "layer_end"}
-    if unknown:
-        raise InvalidProblem(f"{where}.{min(unknown)}", "unknown key")
-    named = [row[key] for key in ("node_id", "node") if key in row]
-    if len(named) != 1 or not isinstance(named[0], str) or not named[0]:
-        raise InvalidProblem(f"{where}.node", "name the node once, as node or node_id")
-    for key in ("layer_start", "layer_end"):
-        if key not in row:
-            raise InvalidProblem(f"{where}.{key}", "is missing")
-        whole(f"{where}.{key}", row[key], most=MAX_EXACT)
-    return LockedStage(named[0], row["layer_start"], row["layer_end"])
 
 
 def _resolve(instance: Instance, locked: LockedTopology) -> tuple[str, ...] | PlanRefused:

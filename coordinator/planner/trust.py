@@ -45,11 +45,6 @@ class TrustedSignals:
         """Ids whose signals were not believed, sorted."""
         return tuple(sorted(node_id for node_id, signals in self.nodes.items() if signals.withheld))
 
-    @property
-    def any_performance(self) -> bool:
-        """Some node has a bandwidth."""
-        return any(signals.bandwidth_bytes_per_s is not None for signals in self.nodes.values())
-
 
 def edge_settled(edge: Edge) -> bool:
     """The settle rule for one directed link."""

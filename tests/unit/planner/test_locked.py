@@ -1,15 +1,13 @@
 import pytest
 
-from coordinator.planner.locked import parse_locked
-from coordinator.planner.validate import InvalidProblem
+from coordinator.planner.problem import LockedStage, LockedTopology
 from tests.unit.planner.builders import GB, both, layout, model, node, placed, problem, refused
 
 NODES = [node("alpha", 12 * GB), node("beta-one", 9 * GB), node("beta-two", 4 * GB)]
 
 
-def lock(*stages: tuple[str, int, int], **other: object):
-    rows = [{"node_id": name, "layer_start": start, "layer_end": end} for name, start, end in stages]
-    return parse_locked({"version": 1, "stages": rows, **other})
+def lock(*stages: tuple[str, int, int], **other: str) -> LockedTopology:
+    return LockedTopology(tuple(LockedStage(*stage) for stage in stages), **other)
 
 
 def question(locked, **request):
@@ -72,26 +70,3 @@ def test_a_lock_may_not_cut_a_forbidden_boundary() -> None:
     found = refused(problem(NODES, package=model(forbidden=(4,)), locked=locked))
     assert found.code == "locked_forbidden_boundary"
     assert "shared_kv_region" in found.message
-
-
-@pytest.mark.parametrize(
-    ("document", "field"),
-    [
-        ({"stages": []}, "locked.stages"),
-        ({"stages": "alpha"}, "locked.stages"),
-        ({"stages": [{"node": "a", "layer_start": 0}]}, "locked.stages[0].layer_end"),
-        ({"stages": [{"node": "a", "node_id": "a", "layer_start": 0, "layer_end": 1}]}, "locked.stages[0].node"),
-        ({"stages": [{"layer_start": 0, "layer_end": 1}]}, "locked.stages[0].node"),
-        ({"stages": [{"node": "a", "layer_start": -1, "layer_end": 1}]}, "locked.stages[0].layer_start"),
-        ({"stages": [{"node": "a", "layer_start": 0, "layer_end": 1.5}]}, "locked.stages[0].layer_end"),
-        ({"stages": [{"node": "a", "layer_start": 0, "layer_end": 1, "gpu": 1}]}, "locked.stages[0].gpu"),
-        ({"stages": [3]}, "locked.stages[0]"),
-        ({"version": 2, "stages": []}, "locked.version"),
-        ({"version": 1, "stages": [], "extra": 1}, "locked.extra"),
-        ({"model": 5, "stages": []}, "locked.model"),
-    ],
-)
-def test_a_malformed_lock_names_the_field(document: dict, field: str) -> None:
-    with pytest.raises(InvalidProblem) as caught:
-        parse_locked(document)
-    assert caught.value.field == field
