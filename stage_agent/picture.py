@@ -1,7 +1,7 @@
 """One frozen picture of the node and its mesh for API, metrics and console, copied from the cores and nothing else."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from config.settings import LinkSettings, NodeSettings
@@ -47,6 +47,9 @@ _STATES: Mapping[SlotPhase | str, SlotState] = {
     "withdrawn": "withdrawn",
 }
 
+ESTIMATES_SHOWN = 1_024
+"""As many as one row may tell of links."""
+
 
 @dataclass(slots=True)
 class Picture:
@@ -80,7 +83,7 @@ class Picture:
             status_text=_status_text(coordination, members),
             listen_address=self.listen_address,
             members=views,
-            links=self._links(members),
+            links=self._links(members, now_us),
             coordinator_id=canonical,
             is_coordinator=coordination.role == "coordinator",
             term=max([coordination.term, *(each.ballot.term for each in driver.published.values())]),
@@ -151,17 +154,48 @@ class Picture:
             is_coordinator=member.node_id == coordination.canonical,
         )
 
-    def _links(self, members: Mapping[NodeId, Member]) -> tuple[LinkView, ...]:
-        own = self.driver.membership.link_facts(monotonic_us())
+    def _links(self, members: Mapping[NodeId, Member], now_us: int) -> tuple[LinkView, ...]:
+        own = self.driver.membership.link_facts(now_us)
         links: list[LinkView] = []
         for node_id, member in sorted(members.items(), key=_by_name):
             if member.state not in {"alive", "suspect"}:
                 continue
-            facts = own if member.is_self else member.row.links
-            links += [self._link(node_id, fact) for fact in facts if NodeId(fact.target) in members]
+            if member.is_self:
+                known = [fact for fact in own if NodeId(fact.target) in members]
+                links += [self._own_link(node_id, fact, members[NodeId(fact.target)], now_us) for fact in known]
+                links += self._estimates(node_id, members, {NodeId(fact.target) for fact in known})
+            else:
+                links += [self._link(node_id, fact) for fact in member.row.links if NodeId(fact.target) in members]
         return tuple(links)
 
+    def _own_link(self, source: NodeId, fact: LinkFact, target: Member, now_us: int) -> LinkView:
+        """This node's own link says more than its row does."""
+        shown, link = self._link(source, fact), target.link
+        if link is None:
+            return shown
+        changed_us = link.path_changed_us
+        return replace(
+            shown,
+            loaded_rtt_us=link.loaded_rtt_us,
+            path_changes=link.path_changes,
+            path_changed_age_us=None if changed_us is None else max(0, now_us - changed_us),
+        )
+
+    def _estimates(
+        self, source: NodeId, members: Mapping[NodeId, Member], measured: Collection[NodeId]
+    ) -> Iterator[LinkView]:
+        """Large meshes: the way to whom this node measures not, the nearest ``ESTIMATES_SHOWN``, as marked estimates."""
+        estimates = [
+            (rtt_us, target)
+            for target, member in members.items()
+            if target != source and target not in measured and member.state in {"alive", "suspect"}
+            if (rtt_us := self.driver.membership.estimate_rtt_us(source, target)) is not None
+        ]
+        for rtt_us, target in sorted(estimates)[:ESTIMATES_SHOWN]:
+            yield self._link(source, LinkFact(target=target, min_rtt_us=rtt_us, estimated=True))
+
     def _link(self, source: str, fact: LinkFact) -> LinkView:
+        received = fact.receive_bytes_per_s is not None
         return LinkView(
             source=source,
             target=fact.target,
@@ -169,12 +203,13 @@ class Picture:
             jitter_us=fact.jitter_us,
             settled=is_settled(fact, self.link_settings),
             samples=fact.samples,
-            first_age_us=fact.first_age_us,
-            last_age_us=fact.last_age_us,
+            first_age_us=None if fact.estimated else fact.first_age_us,
+            last_age_us=None if fact.estimated else fact.last_age_us,
             send_bytes_per_s=fact.send_bytes_per_s,
             receive_bytes_per_s=fact.receive_bytes_per_s,
             bandwidth_age_us=fact.bandwidth_age_us,
             bandwidth_limited_by=fact.bandwidth_limited_by,
+            receive_limited_by=(fact.receive_limited_by or fact.bandwidth_limited_by) if received else None,
             degraded=fact.degraded,
             over_tcp=fact.over_tcp,
             shaped=fact.shaped,

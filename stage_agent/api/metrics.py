@@ -117,7 +117,9 @@ def _mesh_metrics(snapshot: NodeSnapshot) -> Iterator[Metric]:
 
 def _link_metrics(snapshot: NodeSnapshot) -> Iterator[Metric]:
     names = names_of(snapshot)
-    mine = [(names.get(k.target, k.target), k) for k in snapshot.links if k.source == snapshot.node_id]
+    mine = [
+        (names.get(k.target, k.target), k) for k in snapshot.links if k.source == snapshot.node_id and not k.estimated
+    ]
     yield _gauge(
         "link_rtt_seconds",
         "Smallest RTT on the current path.",

@@ -67,11 +67,18 @@ class LinkView:
     receive_bytes_per_s: int | None = None
     bandwidth_age_us: int | None = None
     bandwidth_limited_by: str | None = None
+    """Of sending, if that is known, else of receiving."""
+    receive_limited_by: str | None = None
     degraded: bool = False
     over_tcp: bool = False
     """UDP does not pass: control runs over the TLS lane."""
     shaped: bool = False
     estimated: bool = False
+    """Nobody measured it: the RTT follows from network coordinates and is never settled."""
+    loaded_rtt_us: int | None = None
+    """Own links only, as are the two below: smallest RTT while a bulk transfer ran."""
+    path_changes: int | None = None
+    path_changed_age_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Status, nodes, links, stages and events as tables for people. Input is the API's JSON; text of peers is only text."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -136,13 +137,27 @@ def links_view(document: dict[str, Any]) -> RenderableType:
             _time(link["jitter_us"]),
             str(link["samples"]),
             age(link["last_age_us"]),
-            Text("yes", style="green") if link["settled"] else Text("not yet", style="yellow"),
+            Text("yes", style="green") if link["settled"] else Text(_unsettled(link), style="yellow"),
             rate(link["send_bytes_per_s"]),
             rate(link["receive_bytes_per_s"]),
             Text(link["bandwidth_limited_by"] or UNKNOWN, style="dim"),
-            Text(", ".join(words), style="red" if link["degraded"] or link.get("over_tcp") else "dim"),
+            Text(
+                ", ".join([*words, *_history(link)]), style="red" if link["degraded"] or link.get("over_tcp") else "dim"
+            ),
         )
     return table
+
+
+def _unsettled(link: dict[str, Any]) -> str:
+    return "no" if link.get("estimated") else "not yet"
+
+
+def _history(link: dict[str, Any]) -> Iterator[str]:
+    """What only a node's own links tell."""
+    if (loaded_us := link.get("loaded_rtt_us")) is not None:
+        yield f"under load {_time(loaded_us)}"
+    if changes := link.get("path_changes"):
+        yield f"{changes} path change{'s' if changes > 1 else ''}, the latest {age(link.get('path_changed_age_us'))}"
 
 
 def stages_view(document: dict[str, Any]) -> RenderableType:

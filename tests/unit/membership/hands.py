@@ -95,6 +95,11 @@ class Bench:
 
         return answer
 
+    def health(self, number: int) -> int:
+        """The local health that this node owns up to when the peer asks whether it is there."""
+        answers = sent(self.say(number, Ping(seq=1)), Ack)
+        return answers[0].message.health  # type: ignore[union-attr]
+
     def state(self, number: int) -> str | None:
         member = self.core.members().get(identity(number).node_id)
         return None if member is None else member.state

@@ -196,7 +196,7 @@ def test_a_late_loop_accuses_nobody_rests_and_says_so() -> None:
     bench.now_us += 9 * SECOND
     effects = bench.core.on_timer(bench.now_us)
     assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
-    assert bench.core.local_health > 0
+    assert bench.health(1) > 0
     pings = sent(bench.run(0.9), Ping)
     assert pings == []
     bench.run(5, bench.answer_pings_of(1, 2))

@@ -107,7 +107,7 @@ def test_an_accused_node_raises_its_incarnation_once_for_a_burst_of_accusations(
     answers = [sent(bench.gossip(1, accusations=(charge,)), GossipPush) for _ in range(20)]
     raised = {item.incarnation for sends in answers for send in sends for item in send.message.gossip.refutations}  # type: ignore[union-attr]
     assert raised == {1}
-    assert bench.core.local_health == 1
+    assert bench.health(1) == 1
 
 
 def test_an_accusation_of_an_incarnation_that_never_was_is_refused() -> None:

@@ -36,7 +36,11 @@ def test_an_estimate_is_asked_for_and_stands_in_no_row() -> None:
     bench = large(4)
     there = identity(9).node_id
     assert bench.core.estimate_rtt_us(bench.me.node_id, there) is None, "who tells no coordinate cannot be estimated"
-    bench.gossip(1, rows=(bench.row(9, 2, coordinate=Coordinate(x_us=30_000, height_us=100, error_milli=200)),))
+    far = Coordinate(x_us=30_000, height_us=100, error_milli=200)
+    bench.gossip(1, rows=(bench.row(9, 2, coordinate=far),))
+    assert bench.core.estimate_rtt_us(bench.me.node_id, there) is None, "who has measured nobody stands nowhere yet"
+    bench.gossip(1, rows=(bench.row(1, 2, coordinate=Coordinate(height_us=100, error_milli=200)),))
+    bench.run(20, bench.answer_pings_of(1, 2, 3, 4))
     estimate = bench.core.estimate_rtt_us(bench.me.node_id, there)
     assert estimate is not None
     assert estimate >= 20_000
