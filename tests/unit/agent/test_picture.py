@@ -1,7 +1,7 @@
 """What a node shows of its mesh: the agents' own words, not what was planned once."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 
@@ -12,19 +12,22 @@ from coordinator.view import facts_of
 from protocol.ballots import PublishedPlan
 from protocol.fencing import epoch_to_wire
 from protocol.ids import Instance, NodeId, Term
+from protocol.links.facts import fact_of
+from protocol.links.link import Link
 from protocol.membership.member import Member
 from protocol.orders import EXCLUDE, OperatorOrder
 from protocol.quic.interface import TransportCounters
-from stage_agent.api.documents import stages_document, status_document
+from protocol.rows import LinkFact
+from stage_agent.api.documents import links_document, stages_document, status_document
 from stage_agent.api.readiness import not_ready_reasons
-from stage_agent.cli.mesh_view import status_view
+from stage_agent.cli.mesh_view import links_view, status_view
 from stage_agent.clock import monotonic_us
 from stage_agent.documents import PublishedPlans
 from stage_agent.journal import Journal
 from stage_agent.narrator import Narrator
 from stage_agent.orders import Orders
 from stage_agent.own_row import Identification
-from stage_agent.picture import Picture
+from stage_agent.picture import ESTIMATES_SHOWN, Picture
 from stage_agent.switches import Switches
 from tests.unit.api.pictures import PLAN
 from tests.unit.coordination.builders import MODEL, SLOT, ballot, link, member, serving
@@ -43,12 +46,17 @@ class Members:
     """A membership whose members a test may exchange."""
 
     now: dict[NodeId, Member] = field(default_factory=dict)
+    own_links: tuple[LinkFact, ...] = ()
+    estimates: dict[NodeId, int] = field(default_factory=dict)
 
     def members(self, _now_us: int = 0) -> dict[NodeId, Member]:
         return self.now
 
-    def link_facts(self, _now_us: int) -> tuple:
-        return ()
+    def link_facts(self, _now_us: int) -> tuple[LinkFact, ...]:
+        return self.own_links
+
+    def estimate_rtt_us(self, _source: NodeId, target: NodeId) -> int | None:
+        return self.estimates.get(target)
 
 
 def seen(name: str, state: str = "alive", **fields) -> Member:
@@ -105,12 +113,12 @@ def c(state: str = "alive", word: str = "serving", **fields) -> Member:
     return seen("c", state, stages=(stage(5, 8, 1, state=word),), **fields)
 
 
-def text(document: dict) -> str:
+def text(document: dict, view=status_view) -> str:
     from rich.console import Console
 
-    console = Console(width=200, no_color=True)
+    console = Console(width=240, no_color=True)
     with console.capture() as captured:
-        console.print(status_view(document))
+        console.print(view(document))
     return captured.get()
 
 
@@ -226,3 +234,50 @@ def test_a_table_for_people_names_some_of_those_that_are_left_out_and_counts_the
 
 def test_a_follower_does_not_pretend_to_know_who_is_left_out():
     assert status_document(Shown().look(b(), c(status="draining")))["slots"][0]["left_out"] == []
+
+
+def test_an_own_link_shows_its_jitter_the_best_under_load_and_when_its_path_changed():
+    link_to_b, now_us = Link(LinkSettings()), monotonic_us()
+    start_us = now_us - 60_000_000
+    link_to_b.on_path("10.0.0.2:1", "eth0", start_us)
+    link_to_b.on_path("10.0.0.2:1", "wlan0", start_us)
+    for second in range(20):
+        link_to_b.on_rtt(70_000 if second % 2 else 102_000, start_us + second * 1_000_000)
+    link_to_b.on_rtt(3_000, start_us + 20_000_000)
+    link_to_b.on_transfer("send", 50_000_000, 1_000_000, "link", start_us + 20_500_000)
+    link_to_b.on_transfer("receive", 40_000_000, 1_000_000, "app", start_us + 20_500_000)
+    shown, seen_link = Shown(), link_to_b.view(now_us)
+    fact = fact_of(NodeId("b"), seen_link, now_us)
+    shown.membership.own_links = (fact,)
+    (own,) = shown.look(replace(seen("b", links=()), link=seen_link)).links
+    assert 20_000 < own.jitter_us < 40_000
+    assert (own.rtt_us, own.loaded_rtt_us, own.path_changes) == (3_000, 3_000, 1)
+    assert 60_000_000 <= own.path_changed_age_us < 90_000_000
+    assert (own.bandwidth_limited_by, own.receive_limited_by) == ("link", "app")
+    table = text(links_document(shown.picture.snapshot()), links_view)
+    assert "under load 3.00 ms" in table
+    assert "1 path change" in table
+
+
+def test_in_a_large_mesh_the_ways_nobody_measured_are_shown_as_estimates_and_never_settled():
+    shown = Shown()
+    shown.membership.own_links = (link("b", 700),)
+    shown.membership.estimates = {NodeId(name): rtt for name, rtt in (("a", 1), ("b", 5), ("c", 9_000), ("d", 4_000))}
+    shown.membership.estimates[NodeId("dead")] = 3
+    members = [seen(name, links=()) for name in ("b", "c", "d", "unplaced")] + [seen("dead", "dead", links=())]
+    links = shown.look(*members).links
+    assert [(each.target, each.rtt_us, each.estimated, each.settled) for each in links] == [
+        ("b", 700, False, True),
+        ("d", 4_000, True, False),
+        ("c", 9_000, True, False),
+    ]
+    table = text(links_document(shown.picture.snapshot()), links_view).splitlines()
+    assert ["estimated" in row for row in table if "a → " in row] == [False, True, True]
+
+
+def test_no_more_estimates_are_shown_than_a_row_may_tell_links_and_the_nearest_first():
+    shown = Shown()
+    names = [f"n{number}" for number in range(ESTIMATES_SHOWN + 40)]
+    shown.membership.estimates = {NodeId(name): 9_999 - at for at, name in enumerate(names)}
+    links = shown.look(*(seen(name, links=()) for name in names)).links
+    assert [each.target for each in links] == names[: -ESTIMATES_SHOWN - 1 : -1]
