@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from config.settings import ProbeSettings, Settings, ShapeSettings
 from protocol.rows import DeviceFact
+from stage_agent.probes.amd import amd_cards
 from stage_agent.probes.apart import accelerators_apart, benchmark_apart
 from stage_agent.probes.cache import load_accelerators, load_benchmark, store_accelerators, store_benchmark
 from stage_agent.probes.child import BenchmarkFailed
@@ -143,18 +144,20 @@ def _processor(shape: ShapeSettings, figures: dict[str, Any], age_us: int | None
 
 
 def _accelerators(cards: _Measured) -> tuple[DeviceFact, ...]:
-    """NVML's devices, each with OpenCL's figures when one of the same name was measured, then OpenCL's others."""
+    """The vendors' own word on their cards, with OpenCL's figures where it measured the same one, then OpenCL's others."""
     measured = [
         DeviceFact.model_validate(fact | {"measured_age_us": cards.age_us}) for fact in cards.figures.get("opencl", ())
     ]
+    boards = [(fact, {fact.name}) for fact in nvidia_devices()]
+    boards += [(card.fact, {card.fact.name, card.graphics_version}) for card in amd_cards()]
     merged = []
-    for fact in nvidia_devices():
-        match = next((other for other in measured if other.name == fact.name), None)
-        if match is None:
-            merged.append(fact)
-        else:
+    for fact, names in boards:
+        match = next((other for other in measured if other.name.partition(":")[0] in names), None)
+        if match is not None:
             measured.remove(match)
             merged.append(match.model_copy(update={"kind": fact.kind, "memory_bytes": fact.memory_bytes}))
+        elif fact.kind != "rocm" or all(other.kind != "rocm" for other in measured):
+            merged.append(fact)  # else it may be one that OpenCL knows by a name of its own: not counted twice
     return (*merged, *measured)
 
 
