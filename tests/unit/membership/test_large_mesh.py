@@ -8,7 +8,7 @@ from protocol.membership.effects import CloseConnection, Dial, Send
 from protocol.messages import DigestRequest, GossipPush
 from protocol.rows import Coordinate
 from tests.simulation.membership_mesh import identity
-from tests.unit.membership.hands import SECOND, Bench, sent
+from tests.unit.membership.hands import SECOND, Bench, accusation, sent
 
 SETTINGS = MembershipSettings(max_connections=4, probe_everyone_up_to=2)
 
@@ -103,3 +103,14 @@ def test_a_peer_that_is_asked_for_is_dialled_and_its_link_stays_settled(asked: b
     surplus = {effect.peer for effect in effects if isinstance(effect, CloseConnection)}
     assert surplus, "nine connections are one too many"
     assert not asked or far not in surplus
+
+
+def test_of_whom_it_only_hears_it_takes_two_mourners_to_bury_a_node() -> None:
+    bench = large(4)
+    bench.gossip(1, accusations=(accusation(9, 1, "dead"),))
+    bench.gossip(2, accusations=(accusation(9, 1, "dead"),))
+    assert bench.state(9) == "suspect", "the same mourner twice is one"
+    bench.gossip(1, accusations=(accusation(9, 3, "suspect"),))
+    assert bench.state(9) == "suspect", "a suspicion is no mourning"
+    bench.gossip(2, accusations=(accusation(9, 2, "dead"),))
+    assert bench.state(9) == "dead"
