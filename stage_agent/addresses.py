@@ -13,6 +13,8 @@ from protocol.errors import AddressError, ConfigurationError
 from protocol.quic.address import HostPort
 
 ADDRESSES_MAX = 8
+NOWHERE = "127.0.0.1"
+"""The host of a machine without a network."""
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Documentation addresses: connecting a UDP socket to them sends nothing, but names the interface that leads outside."""
 
@@ -34,7 +36,7 @@ def own_addresses(listen: ListenSettings) -> tuple[str, ...]:
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     cards = {name: [each.address for each in held] for name, held in psutil.net_if_addrs().items() if name in up}
     found = list(dict.fromkeys((*found, *card_hosts(cards))))[:ADDRESSES_MAX]
-    return tuple(str(HostPort(host, listen.port)) for host in found or ["127.0.0.1"])
+    return tuple(str(HostPort(host, listen.port)) for host in found or [NOWHERE])
 
 
 def card_hosts(cards: Mapping[str, Iterable[str]], may: Callable[[str], bool] | None = None) -> list[str]:

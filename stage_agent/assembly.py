@@ -50,6 +50,7 @@ from stage_agent.stage_runner import StageRunner
 from stage_agent.state.store import StateStore
 from stage_agent.switches import Switches
 from stage_agent.tunnel.tunnels import Tunnels
+from stage_agent.whereabouts import Whereabouts
 from stage_agent.wishes import Wishes
 
 
@@ -60,6 +61,7 @@ class Prepared:
     settings: Settings
     identity: Identity
     who: Identification
+    whereabouts: Whereabouts
     hardware: Hardware
     book: MeshBook
     store: StateStore
@@ -95,7 +97,7 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     settings, who = prepared.settings, prepared.who
     conditioner = Conditioner(settings.quic.conditioner_file, own_id=who.node_id, own_name=who.name)
     membership = _membership(prepared, conditioner)
-    events = MeshEvents(prepared.book, prepared.journal)
+    events = MeshEvents(prepared.book, prepared.journal, prepared.whereabouts)
     if is_direct(settings.runtime):
         prepared.journal.tell(DIRECT_ENGINE, direct_warning(settings.runtime), "warning")
     transport = _transport(prepared, conditioner, events)
@@ -149,7 +151,10 @@ def assemble(prepared: Prepared, tasks: asyncio.TaskGroup, pool: ThreadPoolExecu
     own_process = OwnProcess(driver, switches, transport.table.outrank)
     graves = Graves(prepared.store, prepared.journal, membership.tombstones)
     prober = _prober(prepared, membership, transport, agent, events)
-    events.attach(driver, membership, link, runner, agent, tunnels, artifacts, admittance, own_process, graves, prober)
+    events.attach(
+        driver, membership, link, runner, agent, tunnels, artifacts, admittance, own_process, graves, prober,
+        transport.table.readdress,
+    )  # fmt: skip
     transport.on_bulk = events.on_bulk
     return Assembled(
         driver, membership, coordinator, agent, transport, runner, tunnels, artifacts, events, admittance, prober
@@ -193,13 +198,13 @@ def _transport(prepared: Prepared, conditioner: Conditioner, events: MeshEvents)
             boot_counter=who.boot_counter,
             name=who.name,
             version=who.version,
-            addresses=who.addresses,
+            addresses=prepared.whereabouts.addresses,
         ),
         desk=AdmissionDesk(
             identity=prepared.identity,
             book=book.book,
             state_dir=book.state_dir,
-            seeds=lambda: (*who.addresses, *book.seeds),
+            seeds=lambda: (*prepared.whereabouts.addresses, *book.seeds),
         ),
     )
 
@@ -333,6 +338,8 @@ def _row_publisher(
             prepared.who,
             prepared.hardware,
             prepared.settings.node,
+            addresses=prepared.whereabouts.addresses,
+            api_address=prepared.whereabouts.api_address,
             draining=switches.draining,
             leaving=switches.leaving,
             degraded=_degraded(prepared),

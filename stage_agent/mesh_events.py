@@ -1,6 +1,7 @@
 """What the transport reports, turned into inputs of the driver and the cores. One method an event; decides nothing."""
 
 import asyncio
+from collections.abc import Callable
 from typing import assert_never
 
 from protocol.beat import next_slow_beat_us, phase_us
@@ -29,14 +30,16 @@ from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from stage_agent.stage_runner import StageRunner
 from stage_agent.tunnel.tunnels import Tunnels
 from stage_agent.tunnel.wire import TUNNEL_KIND
+from stage_agent.whereabouts import Whereabouts
 
 
 class MeshEvents:
     """Called by the transport on the loop. Nothing comes before ``attach``: the transport is not running yet."""
 
-    def __init__(self, book: MeshBook, journal: Journal) -> None:
+    def __init__(self, book: MeshBook, journal: Journal, whereabouts: Whereabouts) -> None:
         self._book = book
         self._journal = journal
+        self._whereabouts = whereabouts
         self._addresses: dict[NodeId, str] = {}
         self._refusals = Refusals(journal)
         self._failure = ""
@@ -57,6 +60,7 @@ class MeshEvents:
         own_process: OwnProcess,
         graves: Graves,
         prober: ActiveProber,
+        readdress: Callable[[tuple[str, ...]], None],
     ) -> None:
         """The cores exist now."""
         self._driver = driver
@@ -71,13 +75,14 @@ class MeshEvents:
         self._own_process = own_process
         self._graves = graves
         self._prober = prober
+        self._readdress = readdress
 
     def __call__(self, event: seen.TransportEvent) -> None:
         """Take one event."""
         self._driver.post(lambda: self._take(event))
 
     async def watch(self) -> None:
-        """Look at what nobody reports, until cancelled: links that became far worse. Membership counts that as news."""
+        """Look at what nobody reports, until cancelled: links that became far worse, addresses that changed. Membership counts that as news."""
         phase, seen = phase_us(self._driver.node_id), -1
         while True:
             now_us = monotonic_us()
@@ -86,8 +91,23 @@ class MeshEvents:
                 seen = self._membership.revision
                 self._driver.post(self.paths.look)
             self.paths.tell_blocked(monotonic_us())
+            self._look_at_addresses(monotonic_us())
             self._graves.keep(monotonic_us())
             self._keep_book()
+
+    def _look_at_addresses(self, now_us: int) -> None:
+        before = self._whereabouts.look(now_us)
+        if before is None:
+            return
+        now = self._whereabouts.addresses
+        self._journal.tell(
+            "addresses_changed",
+            f"this node can be reached at {', '.join(now)} now (was {', '.join(before)})",
+            addresses=list(now),
+            was_addresses=list(before),
+        )
+        self._readdress(now)
+        self._driver.post(self._driver.row_changed)
 
     def _keep_book(self) -> None:
         failure = self._book.keep()

@@ -52,6 +52,7 @@ from stage_agent.runtimes.factory import NOT_FOR_PRODUCTION, engine_label
 from stage_agent.said import SERVED_SPACE, forget_said
 from stage_agent.state.store import StateStore
 from stage_agent.switches import Switches
+from stage_agent.whereabouts import Whereabouts
 
 GOODBYE_S = 0.3
 """Time for the goodbye to leave before the sockets close."""
@@ -112,7 +113,6 @@ async def _run_once(
             facts = await asyncio.to_thread(measure_node, settings, cache_dir(settings))
             if facts.failure:
                 journal.tell("benchmark_failed", f"this node's speed is unknown: {facts.failure}", "warning")
-            addresses = own_addresses(settings.listen)
             prepared = Prepared(
                 settings=settings,
                 identity=identity,
@@ -123,8 +123,9 @@ async def _run_once(
                     boot_counter=boot.boot_counter,
                     name=settings.node.name or socket.gethostname()[:64] or "node",
                     version=version("stagemesh"),
-                    addresses=addresses,
-                    api_address=listener.reachable_address(addresses),
+                ),
+                whereabouts=Whereabouts(
+                    lambda: own_addresses(settings.listen), listener.reachable_address, monotonic_us()
                 ),
                 hardware=Hardware(facts.detected_memory_bytes, settings.shape.memory_bytes is not None, facts.devices),
                 book=MeshBook(book, directory, dict.fromkeys(mesh.seeds)),
@@ -259,7 +260,7 @@ def _discovery(prepared: Prepared, node: Assembled, tasks: asyncio.TaskGroup) ->
     return LanDiscovery(
         prepared.settings.discovery,
         tag=tag_of(book.mesh_id, who.node_id),
-        addresses=who.addresses,
+        addresses=lambda: prepared.whereabouts.addresses,
         hints=Hints(book, who.node_id),
         dial=lambda address, peer: driver.post(lambda: node.transport.dial(address, peer)),
         connected=lambda: node.transport.connected,

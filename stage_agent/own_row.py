@@ -18,8 +18,6 @@ class Identification:
     boot_counter: int
     name: str
     version: str
-    addresses: tuple[str, ...]
-    api_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,8 @@ def build_row(
     hardware: Hardware,
     settings: NodeSettings,
     *,
+    addresses: tuple[str, ...],
+    api_address: str,
     draining: bool,
     leaving: bool,
     degraded: tuple[str, ...],
@@ -67,8 +67,8 @@ def build_row(
         instance=who.instance,
         name=who.name,
         version=who.version,
-        addresses=who.addresses,
-        api_address=who.api_address,
+        addresses=addresses,
+        api_address=api_address,
         status="leaving" if leaving else "draining" if draining else "running",
         degraded=degraded,
         detected_memory_bytes=hardware.detected_memory_bytes,

@@ -210,6 +210,10 @@ class PeerTable:
         """Greet with this boot counter from now on: peers remember a later start of this node."""
         self.hello = self.hello.model_copy(update={"boot_counter": boot_counter})
 
+    def readdress(self, addresses: tuple[str, ...]) -> None:
+        """Greet with these addresses from now on: this machine has others now."""
+        self.hello = self.hello.model_copy(update={"addresses": addresses})
+
     def opened(self, session: Session) -> None:
         """Put the session into the table; the one it replaces lingers, or ends when it is another process's."""
         peer, hello = session.peer, session.hello

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RESOLVING_MAX = 8
 RESOLVE_MS = 3_000
+REST_S = 60.0
+"""Between attempts when multicast has gone with the network that this node had."""
 LOOK_S = 5.0
 """How often nodes that are not connected are looked for among those heard."""
 
@@ -43,7 +45,7 @@ class LanDiscovery:
         settings: DiscoverySettings,
         *,
         tag: str,
-        addresses: tuple[str, ...],
+        addresses: Callable[[], tuple[str, ...]],
         hints: Hints,
         dial: Dial,
         connected: Callable[[], Container[str]],
@@ -63,18 +65,28 @@ class LanDiscovery:
         self._resolving: set[str] = set()
 
     async def run(self) -> None:
-        """Announce, listen and dial. A network without multicast ends it with a warning, not the daemon."""
+        """Announce, listen and dial, anew whenever this machine's addresses change. Without multicast it ends or rests."""
+        begun = False
+        while True:
+            try:
+                network = _open(self._settings)
+            except OSError as error:
+                self._journal.tell("lan_discovery_off", f"no multicast DNS here: {error.strerror or error}", "warning")
+                if not begun:
+                    return
+                await asyncio.sleep(REST_S)
+            else:
+                begun = True
+                await self._announce(network, self._addresses())
+
+    async def _announce(self, network: "AsyncZeroconf", addresses: tuple[str, ...]) -> None:
+        """Until other addresses are this node's. The network's interfaces are those of now, too."""
         from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceBrowser
 
         try:
-            network = _open(self._settings)
-        except OSError as error:
-            self._journal.tell("lan_discovery_off", f"no multicast DNS here: {error.strerror or error}", "warning")
-            return
-        try:
             try:
-                for info in _announcements(self._tag, self._addresses):
+                for info in _announcements(self._tag, addresses):
                     await network.async_register_service(info)
             except Error as error:
                 self._journal.tell(
@@ -82,7 +94,7 @@ class LanDiscovery:
                 )
             browser = AsyncServiceBrowser(network.zeroconf, SERVICE_TYPE, handlers=[self._changed])
             try:
-                while True:
+                while self._addresses() == addresses:
                     await asyncio.sleep(LOOK_S)
                     self._look()
             finally:
@@ -108,6 +120,7 @@ class LanDiscovery:
             self._tasks.create_task(self._resolve(zeroconf, service_type, name, tag), name="lan resolve")
 
     async def _resolve(self, zeroconf: "Zeroconf", service_type: str, name: str, tag: str) -> None:
+        from zeroconf import Error
         from zeroconf.asyncio import AsyncServiceInfo
 
         info = AsyncServiceInfo(service_type, name)
@@ -115,6 +128,8 @@ class LanDiscovery:
             if await info.async_request(zeroconf, RESOLVE_MS):
                 self._hints.heard(tag, _addresses_of(info))
                 self._look()
+        except Error:  # the network was closed meanwhile: it is heard of again on the next one
+            return
         finally:
             self._resolving.discard(name)
 

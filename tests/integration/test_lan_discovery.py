@@ -30,7 +30,7 @@ async def announcing(*nodes: Node) -> AsyncIterator[None]:
                 LanDiscovery(
                     LOOPBACK,
                     tag=tag_of(node.book.mesh_id, node.id),
-                    addresses=(node.address,),
+                    addresses=lambda node=node: (node.address,),
                     hints=Hints(node.book, node.id),
                     dial=node.transport.dial,
                     connected=lambda node=node: node.transport.connected,

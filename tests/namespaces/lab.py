@@ -68,6 +68,7 @@ class Host:
     identity: Identity
     niceness: int = 0
     """Of all that runs inside; below zero where it is timed on a machine that others use too."""
+    advertises: bool = True
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -114,7 +115,13 @@ class Host:
         fresh = f"{old.rpartition('.')[0]}.{100 + int(old.rpartition('.')[2])}"
         for words in (("del", f"{old}/24"), ("add", f"{fresh}/24")):
             subprocess.run(["ip", "-n", self.namespace, "address", *words, "dev", device], check=True)
+        if not self.advertises:
+            self.route_out()
         return fresh
+
+    def route_out(self) -> None:
+        """Everything else by ``net0``, as on a machine with a router."""
+        subprocess.run(["ip", "-n", self.namespace, "route", "replace", "default", "dev", "net0"], check=True)
 
     @property
     def config(self) -> Path:
@@ -234,18 +241,20 @@ def lab(
     mtu: int = 1_500,
     admitted: bool = True,
     niceness: int = 0,
+    advertise: bool = True,
     **quic: Any,
 ) -> Iterator[Lab]:
     """``count`` hosts, each with one address in every network (10.77.0.0/24 by ``net0``, 10.78.0.0/24 by ``net1``).
 
     All are admitted to one mesh whose seed is the first host; with ``admitted=False`` only the first is. ``quic`` are
-    settings of every agent's transport.
+    settings of every agent's transport. Without ``advertise`` the agents find their addresses themselves: by the default
+    route, which leads to ``net0``.
     """
     made, books = identities(count)
     hosts, plan = [], []
     for number, identity in enumerate(made):
-        host = _host(root, number, identity, networks, quic)
-        host.niceness = niceness
+        host = _host(root, number, identity, networks, quic, advertise)
+        host.niceness, host.advertises = niceness, advertise
         hosts.append(host)
         plan += [
             {
@@ -273,6 +282,9 @@ def lab(
         )  # fmt: skip
         assert made_lab.hub.stdout is not None
         assert made_lab.hub.stdout.readline() == "ready\n"
+        for host in hosts:
+            if not advertise:
+                host.route_out()
         yield made_lab
     finally:
         for host in hosts:
@@ -283,7 +295,7 @@ def lab(
             subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True)
 
 
-def _host(root: Path, number: int, identity: Identity, networks: int, quic: dict[str, Any]) -> Host:
+def _host(root: Path, number: int, identity: Identity, networks: int, quic: dict[str, Any], advertise: bool) -> Host:
     name = f"n{number + 1}"
     host = Host(
         name, f"sm{os.getpid()}{name}", [f"10.{77 + each}.0.{number + 1}" for each in range(networks)],
@@ -292,7 +304,11 @@ def _host(root: Path, number: int, identity: Identity, networks: int, quic: dict
     host.directory.mkdir(mode=0o700)
     sections: dict[str, dict[str, Any]] = {
         "node": {"name": name, "state_dir": str(host.directory / "state"), "cache_dir": str(host.directory / "cache")},
-        "listen": {"host": "0.0.0.0", "port": PORT, "advertise": [f"{address}:{PORT}" for address in host.addresses]},
+        "listen": {
+            "host": "0.0.0.0",
+            "port": PORT,
+            "advertise": [f"{address}:{PORT}" for address in host.addresses] if advertise else [],
+        },
         "api": {"port": API_PORT},
         "shape": {"memory_bytes": 2**30, "memory_bandwidth_bytes_per_s": 10**10},
         "probe": {"benchmark": False},

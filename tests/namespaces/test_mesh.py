@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.namespaces.lab import lab, wait, why_not, wire_ms
+from tests.namespaces.lab import PORT, lab, wait, why_not, wire_ms
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces are there"),
@@ -168,3 +168,20 @@ def test_a_host_that_gets_another_address_stays_in_the_mesh(tmp_path, mover):
         wait("it is reached at its new address", lambda: at(staying, moving).startswith(f"{fresh}:"), 90)
         wait("both see each other alive", lambda: met(*net.hosts), 30)
         assert not [event for event in staying.events("member_changed") if event["fields"]["state"] == "left"]
+
+
+@pytest.mark.nightly
+def test_a_host_that_found_its_address_itself_tells_the_mesh_when_it_has_another(tmp_path):
+    with lab(tmp_path, 3, advertise=False) as net:
+        net.shape({"delay_ms": 1})
+        one, moving, late = net.hosts
+        start(one, moving)
+        wait("they meet", lambda: met(one, moving), 15)
+        old, fresh = moving.addresses[0], moving.readdress()
+        wait("it notices", lambda: moving.events("addresses_changed"), 30)
+        fields = moving.events("addresses_changed")[-1]["fields"]
+        assert (fields["was_addresses"], fields["addresses"]) == ([f"{old}:{PORT}"], [f"{fresh}:{PORT}"])
+        wait("it is reached at its new address", lambda: at(one, moving).startswith(f"{fresh}:"), 90)
+        start(late)
+        wait("who knows nothing but the seed finds it there", lambda: at(late, moving).startswith(f"{fresh}:"), 60)
+        wait("all see all", lambda: met(*net.hosts), 30)

@@ -92,7 +92,7 @@ class Shown:
             narrator=self.narrator, orders=self.orders, published=self.published,
             wishes=SimpleNamespace(specs=(spec,)),
         )  # fmt: skip
-        who = Identification(NodeId("a"), b"k" * 32, Instance("1" * 32), 1, "a", "1", (), "")
+        who = Identification(NodeId("a"), b"k" * 32, Instance("1" * 32), 1, "a", "1")
         self.picture = Picture(driver, who, "mesh", "0.0.0.0:1", 0, LinkSettings(), Switches())
 
     def look(self, *members: Member):
