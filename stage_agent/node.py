@@ -8,6 +8,7 @@ with one line. SIGHUP reads the configuration again; SIGTERM says goodbye to the
 import asyncio
 import contextlib
 import gc
+import re
 import secrets
 import signal
 import socket
@@ -90,7 +91,7 @@ async def _run_once(
     if settings.discovery.lan:
         require_zeroconf()
     directory = state_dir(settings)
-    calibration = own_calibration(settings)
+    own_calibration(settings)  # a profile that cannot be read is refused before anything starts
     mesh, identity = load_membership(directory), Identity.load(directory)
     if mesh is None:
         raise IdentityError(
@@ -103,8 +104,9 @@ async def _run_once(
             journal.tell("state_corrupt", f"the state was damaged and is now {store.set_aside}", "error")
         if settings.runtime.kind == "reference":
             journal.tell("verification_engine", NOT_FOR_PRODUCTION, "warning")
-        # The verification engine sends float32 activations; engines in production send float16.
-        library = ModelLibrary(4 if settings.runtime.kind == "reference" else 2, settings.model.cache_type)
+        # The verification engine and llama.cpp's RPC send float32 activations; other engines float16.
+        wide = settings.runtime.kind in {"reference", "llama_cpp"}
+        library = ModelLibrary(4 if wide else 2, settings.model.cache_type)
         configured = open_models(settings, store, library, journal)
         listener = bind_api(settings.api, token=api_token(settings))
         with contextlib.closing(listener.socket):
@@ -132,7 +134,7 @@ async def _run_once(
                 store=store,
                 library=library,
                 journal=journal,
-                calibration=calibration,
+                calibration=own_calibration(settings, engine),
                 last_term=boot.last_term,
                 configured=configured,
                 engine=engine,
@@ -144,9 +146,16 @@ OWN_PROFILE = {"llama_cpp": "llama-cpp-rpc", "reference": "reference"}
 """What prices plans when nobody names a profile, by engine; other engines are taken for a plain chain."""
 
 
-def own_calibration(settings: Settings) -> Calibration:
-    """What prices this node's plans. Raises ``ConfigurationError``."""
-    found = load_calibration(settings.planner.calibration or OWN_PROFILE.get(settings.runtime.kind, "skippy"))
+FEWER_ROUND_TRIPS = re.compile(r" rpc (?:[7-9]|\d\d+)\.")
+"""In the label of a llama.cpp whose protocol needs about one round trip per remote stage and token."""
+
+
+def own_calibration(settings: Settings, engine: str = "") -> Calibration:
+    """What prices this node's plans; ``engine`` is its engine's label. Raises ``ConfigurationError``."""
+    own = OWN_PROFILE.get(settings.runtime.kind, "skippy")
+    if settings.runtime.kind == "llama_cpp" and FEWER_ROUND_TRIPS.search(engine):
+        own = "llama-cpp-rpc-7"
+    found = load_calibration(settings.planner.calibration or own)
     on_last = settings.runtime.kind == "llama_cpp" and settings.runtime.llama_output_layer == "last"
     return replace(found, tied_output="last") if on_last else found
 

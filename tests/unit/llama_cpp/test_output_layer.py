@@ -75,3 +75,21 @@ def test_the_coordinators_own_setting_decides_what_its_plans_charge() -> None:
     ):  # fmt: skip
         runtime = RuntimeSettings(kind=kind, llama_output_layer=setting)
         assert own_calibration(Settings(runtime=runtime)).tied_output == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "named", "profile", "round_trips_milli"),
+    [
+        ("llama.cpp 571d0d5 rpc 4.0.3", "", "llama-cpp-rpc", 1_536),
+        ("llama.cpp abc rpc 7.0.0", "", "llama-cpp-rpc-7", 1_080),
+        ("llama.cpp abc rpc 11.2.0", "", "llama-cpp-rpc-7", 1_080),
+        ("llama.cpp abc rpc unknown", "", "llama-cpp-rpc", 1_536),
+        ("llama.cpp abc rpc 7.0.0", "llama-cpp-rpc", "llama-cpp-rpc", 1_536),
+    ],
+)
+def test_the_engine_s_own_protocol_says_how_many_round_trips_a_stage_costs_unless_a_profile_is_named(
+    engine, named, profile, round_trips_milli
+) -> None:
+    settings = Settings(runtime=RuntimeSettings(kind="llama_cpp"), planner={"calibration": named})
+    found = own_calibration(settings, engine)
+    assert (found.name, found.rtt_multiplier_milli, found.topology) == (profile, round_trips_milli, "star")

@@ -82,7 +82,7 @@ def test_the_shipped_profile_is_the_fit_of_the_shipped_runs(
         assert shipped == pytest.approx(fitted, rel=0.02, abs=3), field
 
 
-@pytest.mark.parametrize("name", ["skippy", "llama-cpp-rpc", "exo-mlx", "ds4", "petals", "in-box"])
+@pytest.mark.parametrize("name", ["skippy", "llama-cpp-rpc", "llama-cpp-rpc-7", "exo-mlx", "ds4", "petals", "in-box"])
 def test_every_profile_says_where_each_value_comes_from(name: str, profiles: dict[str, Profile]) -> None:
     profile = profiles[name]
     assert profile.calibration.name == name
