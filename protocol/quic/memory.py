@@ -174,6 +174,8 @@ class MemoryCarrier:
         self.far: MemoryCarrier | None = None
         self._shut = False
         self._arrives_us = 0
+        """When the last bytes of the stream arrive: what is written later arrives no sooner."""
+        self._outstanding = 0
         self.sent_us = self.heard_us = node.network.clock_us()
         self.unanswered_since_us: int | None = None
 
@@ -212,8 +214,8 @@ class MemoryCarrier:
         return True
 
     def outstanding_bytes(self) -> int:
-        """The memory network takes everything at once."""
-        return 0
+        """Of the stream: on their way, not arrived yet."""
+        return self._outstanding
 
     def pending_since_us(self) -> int | None:
         """Frames arrive whole."""
@@ -247,8 +249,20 @@ class MemoryCarrier:
         network, far = self._node.network, self.far
         self.sent_us = network.clock_us()
         self._node.counters.bytes["send"] += len(raw)
-        if far is not None:
-            network.carry(self._local, self._address, len(raw), lambda: far.take(raw, lossy=lossy), lossy=lossy)
+        if far is None:
+            return
+        if lossy:
+            network.carry(self._local, self._address, len(raw), lambda: far.take(raw, lossy=True), lossy=True)
+            return
+
+        def arrive() -> None:
+            self._outstanding -= len(raw)
+            far.take(raw, lossy=False)
+
+        self._outstanding += len(raw)
+        self._arrives_us = network.carry(
+            self._local, self._address, len(raw), arrive, lossy=False, after_us=self._arrives_us
+        )
 
     def shaken(self, public_key: bytes) -> None:
         """The other end's half of the handshake arrives."""
