@@ -3,7 +3,7 @@
 Facts carry ages, not times, and the settled question is answered from the fact alone: its ages are those at the moment
 the owner wrote the row, and the owner writes a new row when the answer changes, so a reader adds nothing for the row's
 own age. Noise must not make gossip: a fact counts as changed only when it settles or unsettles, degrades or recovers, or
-a figure leaves a band of ± 20 % (RTT, and by ≥ 200 µs) or ± 25 % (bandwidth) around what was *published*. An RTT that does
+a figure leaves a band of ± 20 % (RTT, and by > 500 µs) or ± 25 % (bandwidth) around what was *published*. An RTT that does
 so and was not told twice too large can wait (``drift``): it is a minimum, and those of a young mesh fall for minutes.
 """
 
@@ -16,7 +16,8 @@ from protocol.links.link import LinkMark, LinkView
 from protocol.rows import LinkFact
 
 RTT_BAND_MILLI = 200
-RTT_BAND_FLOOR_US = 200
+RTT_BAND_FLOOR_US = 500
+"""Half a millisecond a hop decides no plan, and busy hosts make as much."""
 BANDWIDTH_BAND_MILLI = 250
 FAR_OFF = 2
 

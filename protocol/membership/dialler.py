@@ -139,7 +139,7 @@ class Dialler:
     def topology_due(self, now_us: int) -> None:
         """Large meshes: keep half the connections by dialling, close what exceeds the limit. All: look for better paths."""
         ground = self._ground
-        ground.timers.set("topology", "", now_us + TOPOLOGY_US + ground.jitter(TOPOLOGY_US))
+        ground.timers.set("topology", "", ground.at_beat(now_us + TOPOLOGY_US + ground.jitter(TOPOLOGY_US)))
         limit = ground.settings.max_connections
         if not ground.everyone_connects:
             for node in sorted(ground.requested - ground.connections.keys()):

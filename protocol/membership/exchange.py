@@ -99,7 +99,7 @@ class Exchange:
         """A digest to a random peer."""
         ground = self._ground
         interval_us = ground.settings.anti_entropy_interval_us
-        ground.timers.set("sync", "", now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5))
+        ground.timers.set("sync", "", ground.at_beat(now_us + interval_us * 9 // 10 + ground.jitter(interval_us // 5)))
         if ground.connections:
             peer = ground.random.choice(list(ground.connections))
             ground.send(peer, self._records.digest(peer), "stream")

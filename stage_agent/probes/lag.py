@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Literal
 
-from protocol.beat import BEAT_US, at_beat_us
+from protocol.beat import BEAT_US, EARLY_US, at_beat_us
 
 DEGRADED_US = 200_000
 OVERLOADED_US = 1_000_000
@@ -51,9 +51,9 @@ class LagMeter:
         now_us = monotonic_ns() // 1_000
         while True:
             due_us = at_beat_us(now_us + BEAT_US // 2, phase_us)
-            await asyncio.sleep((due_us - now_us) / 1e6)
+            await asyncio.sleep((due_us - now_us + EARLY_US) / 1e6)
             now_us = monotonic_ns() // 1_000
-            late_us = max(0, now_us - due_us)
+            late_us = max(0, now_us - due_us - EARLY_US)
             self.record(late_us, now_us)
             if late_us > DEGRADED_US:
                 late(late_us)

@@ -264,7 +264,7 @@ def test_noise_is_not_material_and_settling_is() -> None:
     assert change_of(unsettled, settled) == "material"
     link.on_rtt(850, 7 * SECOND)
     assert change_of(settled, link.mark(7 * SECOND)) == "none"
-    link.on_rtt(500, 8 * SECOND)
+    link.on_rtt(499, 8 * SECOND)
     assert change_of(settled, link.mark(8 * SECOND)) == "material"
 
 
@@ -272,11 +272,13 @@ def test_an_rtt_that_falls_a_little_can_wait_and_one_told_twice_too_large_cannot
     link = Link(LinkSettings())
     link.on_path("10.0.0.1:1", "", 0)
     for second in (0, 6):
-        link.on_rtt(1_000, second * SECOND)
+        link.on_rtt(3_000, second * SECOND)
     told = link.mark(6 * SECOND)
-    link.on_rtt(700, 7 * SECOND)
+    link.on_rtt(2_500, 7 * SECOND)
+    assert change_of(told, link.mark(7 * SECOND)) == "none"
+    link.on_rtt(2_300, 7 * SECOND)
     assert change_of(told, link.mark(7 * SECOND)) == "drift"
-    link.on_rtt(500, 8 * SECOND)
+    link.on_rtt(1_500, 8 * SECOND)
     assert change_of(told, link.mark(8 * SECOND)) == "material"
 
 
