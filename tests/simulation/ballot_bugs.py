@@ -4,8 +4,11 @@ from typing import Any
 
 from coordinator.assignment.attempt import Attempt
 from coordinator.assignment.effects import Effect, Send
+from coordinator.assignment.moment import Moment
+from coordinator.assignment.rounds import Conclusion, PlanningRound
 from coordinator.assignment.slot import SlotCoordinator
 from coordinator.coordinator import Coordinator
+from coordinator.planner.plan import Plan
 from coordinator.view import SignalQuantiser
 from protocol.ballots import Stage
 from protocol.fencing import PlanEpoch
@@ -140,6 +143,19 @@ class FlappingCoordinator(Coordinator):
     slot_type = FlappingSlot
 
 
+class RememberingSlot(SlotCoordinator):
+    """Takes the plan that it made for the same nodes before, whatever their hash is now."""
+
+    def _place(self, concluded: PlanningRound, answer: Conclusion, plan: Plan, moment: Moment) -> list[Effect]:
+        self.plans = getattr(self, "plans", {})
+        nodes = frozenset(node.node_id for node in concluded.problem.participants)
+        return super()._place(concluded, answer, self.plans.setdefault(nodes, plan), moment)
+
+
+class RememberingCoordinator(Coordinator):
+    slot_type = RememberingSlot
+
+
 BUGS = {
     "a fence that is off by one": (Variant(agent=OffByOneAgent), 1),
     "a promise that is not persisted before the reply": (Variant(agent=HastyAgent), 1),
@@ -149,6 +165,7 @@ BUGS = {
     "frames accepted without the request epoch": (Variant(agent=FlowlessAgent), "frames"),
     "rows that are resurrected": (Variant(row_is_newer=lambda new, old: new is not old), "rows"),
     "a hash that flaps": (Variant(coordinator=FlappingCoordinator), 8),
+    "a stage of a plan for another participant hash": (Variant(coordinator=RememberingCoordinator), 8),
     "a last stage that is one layer too short": (Variant(coordinator=ShortCoordinator), 9),
     "an exclusion that is not obeyed": (Variant(coordinator=DeafCoordinator), 7),
     "layers of the former plan that are kept": (Variant(agent=HoardingAgent), 4),

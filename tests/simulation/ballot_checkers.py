@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.assignment.effects import ComputePlan, Decided, Decision, Route, Send
 from coordinator.assignment.snapshot import SlotSnapshot
 from coordinator.planner.participants import participant_set_hash
-from coordinator.planner.problem import PlanningProblem
+from coordinator.planner.problem import PlanningProblem, PlanRequest
 from protocol.ballots import Activate, Active, Prepare, Promise, Ready, Stage, StageAssignment
 from protocol.fencing import NO_EPOCH, PlanEpoch, epoch_from_wire
 from protocol.ids import Instance, NodeId, Slot
@@ -48,6 +48,9 @@ class Checkers:
         self._round_hash: dict[tuple[Instance, str], str] = {}
         self._activated_under: dict[tuple[Instance, str], tuple[str, str]] = {}
         """By coordinator and slot: the last plan that it activated, and its participant hash then."""
+        self._questions: dict[tuple[Instance, str], tuple[str, set[str]]] = {}
+        """By coordinator and slot: of the last question, its participants' hash and that of every question about them."""
+        self._prepared: dict[tuple[str, PlanEpoch], str] = {}
         self._ready: set[tuple[str, PlanEpoch, str, str]] = set()
         self._confirmed: set[tuple[str, PlanEpoch, str]] = set()
         self._asked: dict[tuple[str, str], tuple[Any, PlanEpoch]] = {}
@@ -93,6 +96,7 @@ class Checkers:
     def _coordinator_says(self, process: "Process", message: Any) -> None:
         slot, ballot = message.slot, epoch_from_wire(message.ballot)
         if isinstance(message, Prepare):
+            self._asked_for(process, slot, ballot, message.participant_set_hash)
             return
         if isinstance(message, Stage):
             self._one_hash(slot, ballot, message.plan_hash)
@@ -108,6 +112,14 @@ class Checkers:
                 instance = self._instances[slot, ballot].get(peer, "?")
                 if (slot, ballot, peer, instance) not in self._ready:
                     self.fail(3, f"{process.node_id} activates {ballot} although {peer} is not ready")
+
+    def _asked_for(self, process: "Process", slot: str, ballot: PlanEpoch, participant_hash: str) -> None:
+        """A ballot's plan is the answer to what its coordinator asked last, and its promises are for those participants."""
+        if participant_hash not in self._questions.get((process.instance, slot), ("", set()))[1]:
+            self.fail(8, f"{process.node_id} prepares {slot} {ballot} for participants that it did not plan with")
+        known = self._prepared.setdefault((slot, ballot), participant_hash)
+        if known != participant_hash:
+            self.fail(8, f"{process.node_id} prepares {slot} {ballot} for two participant hashes")
 
     def _whole(self, slot: str, ballot: PlanEpoch) -> None:
         """What is about to serve has every layer once, in order, each part within its node's memory."""
@@ -164,6 +176,10 @@ class Checkers:
     def _round(self, process: "Process", slot: str, problem: PlanningProblem) -> None:
         """A healthy plan is reconsidered only for a reason other than noise."""
         self.rounds += 1
+        among = participant_set_hash(replace(problem, request=PlanRequest()))
+        if self._questions.get((process.instance, slot), ("", ()))[0] != among:
+            self._questions[process.instance, slot] = among, set()
+        self._questions[process.instance, slot][1].add(participant_set_hash(problem))
         if problem.request.locked is not None:
             return
         self._round_hash[process.instance, slot] = participant_set_hash(problem)
@@ -229,10 +245,12 @@ class Checkers:
             self.fail(9, f"a request of {slot} ended at layer {position} of {self._layers(slot, position)}")
 
     def frame(
-        self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment, request: RequestEpoch
+        self, process: "Process", slot: Slot, epoch: PlanEpoch, part: StageAssignment, request: RequestEpoch | None
     ) -> None:
-        """An accepted frame of ``epoch`` is about to run through ``part``."""
+        """An accepted frame of ``epoch`` is about to run through ``part``; ``None``: an answer, compared with what is awaited."""
         self._one_epoch(process, self.loads_of(process).frame(slot, epoch, part.layer_start, part.layer_end))
+        if request is None:
+            return
         if request.request_id < part.first_request_id:
             self.fail("frames", f"{process.node_id} applies a frame of a request from before its plan {epoch}")
         flow = (process.instance, slot, epoch, request.request_id, request.session_id)

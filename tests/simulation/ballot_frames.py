@@ -171,10 +171,11 @@ class FrameStages:
                 self._send(peer, answer)
             return
         envelope, frame = open_sealed(sealed)
-        self._applies(stage, envelope.epoch, frame)
         if frame.kind in {FrameKind.PREDICTION, FrameKind.REFUSED} and stage.assignment.stage_index == 0:
+            self._applies(stage, envelope.epoch, None)
             self._answered(stage, frame)
         else:
+            self._applies(stage, envelope.epoch, frame.request_epoch)
             self._pass_on(stage, stage.worker.received(frame, envelope.cache_epoch))
 
     def _serving(self, slot: Slot) -> _Stage | None:
@@ -185,13 +186,12 @@ class FrameStages:
         self._open[frame.request_id, frame.session_id] = _Open(Slot(stage.envelope.slot), frame.request_epoch, answers)
         while len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
-        self._applies(stage, stage.ballot, frame)
+        self._applies(stage, stage.ballot, frame.request_epoch)
         self._pass_on(stage, stage.worker.own(frame))
 
-    def _applies(self, stage: _Stage, epoch: PlanEpoch, frame: StageFrame) -> None:
-        self._process.mesh.checkers.frame(
-            self._process, Slot(stage.envelope.slot), epoch, stage.assignment, frame.request_epoch
-        )  # fmt: skip
+    def _applies(self, stage: _Stage, epoch: PlanEpoch, request: RequestEpoch | None) -> None:
+        slot = Slot(stage.envelope.slot)
+        self._process.mesh.checkers.frame(self._process, slot, epoch, stage.assignment, request)
 
     def _pass_on(self, stage: _Stage, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
