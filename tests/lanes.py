@@ -11,8 +11,17 @@ import os
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-LIVE = ("tests/e2e/", "tests/namespaces/", "tests/integration/")
-"""Real processes, sockets and time."""
+LIVE = (
+    "tests/e2e/",
+    "tests/namespaces/",
+    "tests/integration/",
+    "tests/unit/agent/test_alarm.py",
+    "tests/unit/llama_cpp/test_runtime.py",
+    "tests/unit/probes/test_measure.py",
+    "tests/unit/quic/test_conditioner.py",
+    "tests/unit/runtimes/",
+)
+"""Real processes, sockets and time; the unit tests among them hold something to the wall clock."""
 LONG = ("tests/simulation/", "tests/property/")
 """Long and nothing but computing: begun early, so that no worker ends with one of these while another has nothing to do."""
 COMPUTING_NICENESS = 10
