@@ -97,7 +97,18 @@ MEMBERS = (
 )
 LINKS = (
     LinkView(
-        ALPHA, BETA, rtt_us=2_000, settled=True, samples=9, send_bytes_per_s=50_000_000, degraded=True, shaped=True
+        ALPHA,
+        BETA,
+        rtt_us=2_000,
+        jitter_us=300,
+        loaded_rtt_us=1_900,
+        path_changes=2,
+        path_changed_age_us=7_000_000,
+        settled=True,
+        samples=9,
+        send_bytes_per_s=50_000_000,
+        degraded=True,
+        shaped=True,
     ),
     LinkView(BETA, ALPHA, rtt_us=3_000),
 )

@@ -97,6 +97,8 @@ def test_an_unknown_figure_is_absent_and_never_zero():
     found = samples()
     assert value(found, "plan_hop_seconds", source="beta", target="alpha", **S) is None
     assert value(found, "link_large_frame_bytes_per_second", peer="beta", direction="receive") is None
+    estimate = LinkView(ALPHA, BETA, rtt_us=5_000, estimated=True)
+    assert value(samples(links=(estimate,)), "link_rtt_seconds", peer="beta") is None, "nobody measured it"
     unknown = {**PLAN, "modeled": dict.fromkeys(PLAN["modeled"]), "target": {"decode_tpot_ms": 33, "met": None}}
     found = samples(slots=(SlotView("default", "active", plan=unknown, measured_tpot_us=5),))
     for name in ("plan_modeled_tpot_seconds", "plan_target_met", "predicted_over_measured_ratio"):

@@ -121,6 +121,8 @@ def test_nodes_links_stages_and_models_are_listed():
     ]
     link = ask(app, "GET", "/api/v1/links").json()["links"][0]
     assert (link["source_name"], link["target_name"], link["rtt_us"], link["settled"]) == ("alpha", "beta", 2_000, True)
+    assert (link["jitter_us"], link["loaded_rtt_us"]) == (300, 1_900)
+    assert (link["path_changes"], link["path_changed_age_us"]) == (2, 7_000_000)
     (stage,) = ask(app, "GET", "/api/v1/stages").json()["stages"]
     assert (stage["name"], stage["state"], stage["active"]["term"]) == ("alpha", "serving", 4)
     assert ask(app, "GET", "/api/v1/models").json() == {

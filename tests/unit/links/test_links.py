@@ -39,6 +39,17 @@ def test_the_minimum_counts_with_samples_and_ages() -> None:
     assert (view.min_rtt_us, view.samples, view.first_us, view.last_us) == (400, 3, 10, 30)
 
 
+def test_the_fact_tells_the_jitter_of_consecutive_samples() -> None:
+    link = Link(LinkSettings())
+    link.on_path("10.0.0.1:1", "", 0)
+    for second in range(200):
+        link.on_rtt(1_000 if second % 2 else 1_400, second * SECOND)
+    fact = fact_of(PEER, link.view(200 * SECOND), 200 * SECOND)
+    assert fact is not None
+    assert fact.jitter_us is not None
+    assert 380 <= fact.jitter_us <= 400
+
+
 @pytest.mark.parametrize("bogus", [0, -5])
 def test_a_round_trip_of_no_time_is_refused(bogus: int) -> None:
     link = Link(LinkSettings())
