@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import assert_never
 
 from protocol.ids import NodeId
-from protocol.links.active_probe import AbortProbe, ActiveProbe, Effect, StartProbe
+from protocol.links.active_probe import PEERS_MAX, AbortProbe, ActiveProbe, Effect, StartProbe
 from protocol.quic.bulk import BUFFER_BYTES, PIECE_BYTES, BulkReader, BulkWriter
 
 PROBE_KIND = "bandwidth_probe"
@@ -24,6 +24,8 @@ PROBE_S = 30.0
 LOOK_S = 1.0
 WATCH_S = 0.02
 """How soon traffic is noticed while a probe runs."""
+SAMPLE_LATE_US = 1_000_000
+"""A probe's last sample is told no later than this after its end."""
 QUIET_US = 2_000_000
 """Traffic is over when nothing moved for this long: tokens come in breaths."""
 
@@ -61,6 +63,13 @@ class ActiveProber:
         self._probe: asyncio.Task[None] | None = None
         self._begun = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._spans: dict[NodeId, tuple[int, int | None]] = {}
+        """When the latest probe with each peer began and ended, whoever sent it."""
+
+    def explains(self, peer: NodeId, sample_us: int) -> bool:
+        """Whether a bandwidth sample of that moment came from a probe, as far as this process remembers."""
+        begun_us, ended_us = self._spans.get(peer, (sample_us + 1, None))
+        return begun_us <= sample_us and (ended_us is None or sample_us <= ended_us + SAMPLE_LATE_US)
 
     async def run(self) -> None:
         """Until cancelled; at once over when probing is off."""
@@ -122,8 +131,17 @@ class ActiveProber:
         except TimeoutError:
             return
 
+    def _begins(self, peer: NodeId) -> int:
+        self._spans.pop(peer, None)
+        while len(self._spans) >= PEERS_MAX:
+            del self._spans[next(iter(self._spans))]
+        begun_us = self._clock_us()
+        self._spans[peer] = begun_us, None
+        return begun_us
+
     async def _send(self, peer: NodeId, size: int) -> None:
         outgoing = _Outgoing(size, self._carried, self._clock_us)
+        begun_us = self._begins(peer)
         try:
             async with asyncio.timeout(PROBE_S):
                 await outgoing.run(*await self._open_bulk(peer, PROBE_KIND, size.to_bytes(SIZE_BYTES, "big")))
@@ -131,6 +149,7 @@ class ActiveProber:
             pass  # refused, gone or too slow: which of them, the figures say
         finally:
             outgoing.close()
+            self._spans[peer] = begun_us, self._clock_us()
             if outgoing.taken:
                 self._core.finished(peer, outgoing.sent, outgoing.duration_us, self._clock_us())
             else:
@@ -139,6 +158,7 @@ class ActiveProber:
     async def _drink(self, peer: NodeId, size: int, reader: BulkReader, writer: BulkWriter) -> None:
         # Where this end breaks off, what is under way comes nevertheless: all of it is charged.
         got, charged, whole = 0, size, False
+        begun_us = self._begins(peer)
         try:
             async with asyncio.timeout(PROBE_S):
                 writer.write(TAKEN)
@@ -160,6 +180,7 @@ class ActiveProber:
         finally:
             if not whole:
                 writer.abort()  # a mere end would leave the sender sending
+            self._spans[peer] = begun_us, self._clock_us()
             self._core.received(peer, charged, self._clock_us())
 
 

@@ -1,6 +1,6 @@
 """One frozen picture of the node and its mesh for API, metrics and console, copied from the cores and nothing else."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class Picture:
     started_us: int
     link_settings: LinkSettings
     switches: Switches
+    probed: Callable[[NodeId, int], bool] = lambda _peer, _sample_us: False
+    """Whether a bandwidth sample of that moment came from an active probe."""
 
     def snapshot(self) -> NodeSnapshot:
         """The present picture."""
@@ -173,12 +175,14 @@ class Picture:
         shown, link = self._link(source, fact), target.link
         if link is None:
             return shown
-        changed_us = link.path_changed_us
+        changed_us, sample = link.path_changed_us, link.send or link.receive
+        active = sample is not None and self.probed(target.node_id, sample.at_us)
         return replace(
             shown,
             loaded_rtt_us=link.loaded_rtt_us,
             path_changes=link.path_changes,
             path_changed_age_us=None if changed_us is None else max(0, now_us - changed_us),
+            bandwidth_source=None if sample is None else "active" if active else "passive",
         )
 
     def _estimates(

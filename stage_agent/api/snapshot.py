@@ -76,9 +76,11 @@ class LinkView:
     estimated: bool = False
     """Nobody measured it: the RTT follows from network coordinates and is never settled."""
     loaded_rtt_us: int | None = None
-    """Own links only, as are the two below: smallest RTT while a bulk transfer ran."""
+    """Own links only, as are the three below: smallest RTT while a bulk transfer ran."""
     path_changes: int | None = None
     path_changed_age_us: int | None = None
+    bandwidth_source: Literal["active", "passive"] | None = None
+    """What gave the latest sample: a probe, or a transfer that happened anyway."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,8 @@ def _history(link: dict[str, Any]) -> Iterator[str]:
     """What only a node's own links tell."""
     if (loaded_us := link.get("loaded_rtt_us")) is not None:
         yield f"under load {_time(loaded_us)}"
+    if link.get("bandwidth_source") == "active":
+        yield "probed"
     if changes := link.get("path_changes"):
         yield f"{changes} path change{'s' if changes > 1 else ''}, the latest {age(link.get('path_changed_age_us'))}"
 

@@ -95,6 +95,14 @@ def test_an_idle_link_of_twenty_megabytes_a_second_is_measured_at_both_ends_with
             assert spent == beta.carried["received"]
             assert HOURLY - alpha.core.available_bytes(now_us()) == spent
             assert spent <= 12 * MIB, "small first, then as large as the link needs"
+            for here, there in ((alpha, beta), (beta, alpha)):
+                view = here.links.view(there.node.id, now_us())
+                assert view is not None
+                sample = view.send or view.receive
+                assert sample is not None
+                assert here.shell.explains(there.node.id, sample.at_us)
+                assert not here.shell.explains(there.node.id, sample.at_us + 60_000_000)
+                assert not here.shell.explains(here.node.id, sample.at_us)
 
     run(main())
 

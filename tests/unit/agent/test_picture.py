@@ -254,6 +254,10 @@ def test_an_own_link_shows_its_jitter_the_best_under_load_and_when_its_path_chan
     assert (own.rtt_us, own.loaded_rtt_us, own.path_changes) == (3_000, 3_000, 1)
     assert 60_000_000 <= own.path_changed_age_us < 90_000_000
     assert (own.bandwidth_limited_by, own.receive_limited_by) == ("link", "app")
+    assert own.bandwidth_source == "passive"
+    shown.picture = replace(shown.picture, probed=lambda peer, at: (peer, at) == ("b", start_us + 20_500_000))
+    assert shown.picture.snapshot().links[0].bandwidth_source == "active"
+    assert "probed" in text(links_document(shown.picture.snapshot()), links_view)
     table = text(links_document(shown.picture.snapshot()), links_view)
     assert "under load 3.00 ms" in table
     assert "1 path change" in table
