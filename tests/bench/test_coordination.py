@@ -59,7 +59,7 @@ def model(stages: int, name: str = "m") -> ServedModelSpec:
 
 def serving_mesh(nodes: int, stages: int) -> WholeMesh:
     """Joined over a while, one plan active."""
-    mesh = WholeMesh(nodes, nodes, MEMORY, (model(stages),))
+    mesh = WholeMesh(nodes, nodes, MEMORY, (model(stages),), checked=False)
     mesh.load_us = mesh.unload_us = 0
     for number in mesh.numbers:
         at_us = mesh.network.now_us + number * 20 * SECOND // nodes
