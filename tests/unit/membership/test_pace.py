@@ -63,6 +63,17 @@ def test_a_node_that_stalls_every_few_seconds_still_keeps_its_links_settled() ->
         assert all(members[identity(number).node_id].link.settled for number in everybody)
 
 
+def test_a_start_that_kept_the_loop_busy_puts_settling_off_by_little_more_than_the_rest() -> None:
+    bench = Bench(settings=SLOW)
+    everybody = range(1, 10)
+    for number in everybody:
+        bench.connect(number)
+    bench.core.on_loop_lag(300_000, bench.now_us)
+    bench.run(1.0 + 0.5 + 5.0 + 0.3, bench.answer_pings_of(*everybody))
+    members = bench.core.members(bench.now_us)
+    assert all(members[identity(number).node_id].link.settled for number in everybody)
+
+
 def test_a_link_knows_how_long_it_takes_to_settle() -> None:
     link = Link(LinkSettings())
     assert link.settles_in_us(7 * SECOND) == 0
