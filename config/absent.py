@@ -19,7 +19,7 @@ def absent(*names: str) -> Iterator[None]:
     A stand-in has every attribute: a class that can be inherited from, but neither made nor called (``RuntimeError``).
     Afterwards the names import the real modules again. Not for two threads at once.
     """
-    stand_ins = {name: _StandIn(name) for name in names if name not in sys.modules}
+    stand_ins = {name: StandIn(name) for name in names if name not in sys.modules}
     sys.modules.update(stand_ins)
     try:
         yield
@@ -29,7 +29,9 @@ def absent(*names: str) -> Iterator[None]:
                 del sys.modules[name]
 
 
-class _StandIn(ModuleType):
+class StandIn(ModuleType):
+    """See ``absent``."""
+
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -4,12 +4,10 @@ Every value keeps its origin, so that a refusal can say where the wrong value st
 --origin`` where the right one came from. The first mistake is told in full, further ones are counted.
 """
 
-import difflib
 import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
@@ -93,7 +91,7 @@ def calibration_text(name: str) -> str:
             raise fault(
                 f"calibration profile {name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
-    folder = resources.files("config") / "calibrations"
+    folder = Path(__file__).parent / "calibrations"
     known = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
     if name not in known:
         raise fault(f"calibration profile {name!r} does not exist{_meant(name, known)}; there are: {', '.join(known)}")
@@ -131,6 +129,8 @@ def _misplaced(leaf: Leaf) -> str | None:
 
 
 def _meant(word: str, known: list[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(word.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
 

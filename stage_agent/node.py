@@ -15,9 +15,9 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
+from config.installed import installed_version
 from config.load import calibration_text
 from config.log import set_up_logging
 from config.paths import cache_dir, state_dir
@@ -124,7 +124,7 @@ async def _run_once(
                     instance=Instance(secrets.token_hex(16)),
                     boot_counter=boot.boot_counter,
                     name=settings.node.name or socket.gethostname()[:64] or "node",
-                    version=version("stagemesh"),
+                    version=installed_version("stagemesh"),
                 ),
                 whereabouts=Whereabouts(
                     lambda: own_addresses(settings.listen), listener.reachable_address, monotonic_us()

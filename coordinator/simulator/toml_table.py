@@ -6,7 +6,6 @@ out values one key at a time and remembers which were asked for; ``finish`` refu
 (``Decimal``), finite, and bounded, so that unit conversion happens once, at the caller, without rounding surprises.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -297,6 +296,8 @@ class Table:
         """Refuse the first key, in the order of the file, that nobody asked for."""
         for key in self._values:
             if key not in self._asked:
+                import difflib
+
                 known = sorted(self._asked)
                 near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
                 advice = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(known)}"

@@ -8,7 +8,6 @@ only be added to a context; a revoked node still passes the chain check and is r
 import asyncio
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -86,6 +85,8 @@ def _key_file(content: bytes) -> Iterator[str]:
         finally:
             os.close(descriptor)
     else:
+        import tempfile
+
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()

@@ -12,7 +12,8 @@ from protocol.rows import StageFact
 from stage_agent.api.documents import names_of
 from stage_agent.api.snapshot import CounterView, MemberState, NodeSnapshot, NodeSnapshotSource, SlotView
 
-with absent("http.server", "socketserver", "urllib.request", "wsgiref.simple_server"):  # a push gateway's: 1.5 MB
+# A push gateway's, and what only a server of its own needs: 2 MB.
+with absent("http.server", "socketserver", "urllib.request", "urllib.error", "wsgiref.simple_server", "gzip"):
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import choose_encoder

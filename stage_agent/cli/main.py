@@ -41,6 +41,9 @@ def main() -> None:
 def _call(arguments: list[str]) -> None:
     paths = run_paths(arguments)
     if paths is not None:
+        from config.lean import import_lean
+
+        import_lean()
         from stage_agent.daemon import run_daemon
 
         run_daemon(*(paths.get(option) for option in RUN_OPTIONS))

@@ -3,9 +3,9 @@
 import base64
 import hashlib
 import re
-from importlib import resources
+from pathlib import Path
 
-HTML = (resources.files("stage_agent.console") / "page.html").read_text(encoding="utf-8")
+HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 def _allowed(tag: str) -> str:

@@ -13,10 +13,10 @@ import os
 import platform
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from config.installed import installed_version
 from config.settings import ProbeSettings
 from stage_agent.probes.host import detected_memory_bytes, processor_name, usable_cores
 
@@ -43,7 +43,7 @@ def conditions() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": detected_memory_bytes(),
         "python": platform.python_version(),
-        "numpy": version("numpy"),
+        "numpy": installed_version("numpy"),
     }
 
 

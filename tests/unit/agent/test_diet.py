@@ -20,6 +20,7 @@ HEAVY = (
     "numpy", "scipy", "matplotlib", "pandas", "simpy", "gguf",  # plans, benchmarks, scenarios
     "httpx", "httpcore",  # clients of engines
     "rich", "pygments", "typer", "click",  # the command line
+    "importlib.metadata", "importlib.resources", "zipfile", "tempfile", "shutil", "gzip", "difflib", "urllib.error",
     "OpenSSL", "service_identity", "attr", "certifi", "idna",  # authorities, which nobody here asks
     "http.server", "socketserver", "urllib.request", "wsgiref", "html", "multiprocessing", "logging.config",  # servers
     "zeroconf", "pyopencl", "torch",  # extras
@@ -51,6 +52,8 @@ def test_only_a_plain_run_goes_past_the_command_lines_libraries(arguments: str, 
 def test_the_daemon_does_not_load_what_most_nodes_never_need() -> None:
     program = (
         "import sys\n"
+        "from config.lean import import_lean\n"
+        "import_lean()\n"
         + "".join(f"import {name}\n" for name in DAEMON)
         + f"print(*(name for name in {HEAVY} if name in sys.modules))"
     )
