@@ -55,6 +55,9 @@ class BulkStageLink:
                 length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
                 if length > MAX_SEALED_BYTES:
                     return
-                take(peer, await reader.readexactly(length))
+                reader.meter.restart()  # what the sender computes between two frames says nothing of the link
+                sealed = await reader.readexactly(length)
+                reader.meter.report()
+                take(peer, sealed)
             except (EOFError, OSError, TimeoutError):
                 return

@@ -1,11 +1,15 @@
 """Stage frames on the real bulk lane: taken in order, and a length that no frame can have ends the stream."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from protocol.ids import NodeId
 from protocol.quic.bulk import BulkReader, BulkWriter
 from stage_agent.stage_link import FRAMES_KIND, BulkStageLink
 from tests.integration.transport_mesh import Node, eventually, mesh, run, running
+
+if TYPE_CHECKING:
+    from protocol.quic.interface import LimitedBy
 
 LARGEST_SEALED_BYTES = 128 + 512 * 2**20 + 8 * 2**20 + 8 * 2**20 + 4_096
 """Envelope, payload, metadata, both sidebands of 2²⁰ tokens, header and sampling: 528 MiB and a little."""
@@ -59,3 +63,31 @@ def test_the_largest_frame_is_waited_for() -> None:
         assert taken == []
 
     run(main())
+
+
+def test_what_the_sender_computes_between_two_frames_is_no_time_of_the_link() -> None:
+    size = 2**20
+    seen: list[tuple[str, int, int, LimitedBy]] = []
+    taken: list[int] = []
+
+    async def main() -> None:
+        stream = asyncio.StreamReader(limit=2 * 2**20)
+        reader = BulkReader(stream, lambda *sample: seen.append(sample), 5.0)
+        link = BulkStageLink(mesh("alpha")[0].transport, NodeId("alpha"))
+        receiving = asyncio.ensure_future(
+            link.receive(NodeId("b"), reader, lambda _, sealed: taken.append(len(sealed)))
+        )
+        for _ in range(4):
+            stream.feed_data(size.to_bytes(4, "big") + bytes(65_536))
+            await asyncio.sleep(0.001)
+            stream.feed_data(bytes(size - 65_536))
+            await asyncio.sleep(0.12)
+        stream.feed_eof()
+        await receiving
+
+    run(main())
+    assert taken == [size] * 4
+    carried_us = sum(duration_us for _, _, duration_us, _ in seen)
+    assert carried_us < 4 * 120_000 // 2, (
+        f"the frames were there at once, the pauses between them are the sender's: {seen}"
+    )
