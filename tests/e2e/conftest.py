@@ -23,6 +23,7 @@ from stage_agent.model_source import open_model
 from stage_agent.runtimes.budget import StartBudget
 from stage_agent.runtimes.context import RuntimeContext
 from stage_agent.runtimes.reference.runtime import ReferenceRuntime
+from tests.e2e.real_engine import counted
 from tests.unit.runtimes.stages import EPOCH, assignments
 
 MESHES: list[DemoMesh] = []
@@ -217,6 +218,13 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToldMesh]:
         story.introduce(profile)
         story.form()
         yield ToldMesh(mesh, model, story, screen)
+
+
+@pytest.fixture(scope="module")
+def engine_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The module's tests, set-up and all, are part of what the real engine may take."""
+    with counted(request.module.__name__):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.e2e.real_engine import MISSING_INSTRUCTION, real_model, real_programs
 from tests.integration.transport_mesh import run
 from tests.unit.llama_cpp.stages import EPOCH, two_stages
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("engine_time")]
 LAYERS = 30
 ENGINE_S = 120_000_000
 
@@ -63,36 +63,19 @@ def redirect(worker, port: int) -> None:
     worker.tunnels.open_door(name, Door(port, engine=door.engine, allowed=door.allowed))
 
 
-def test_the_first_layers_may_stay_in_the_head_s_own_process_and_the_answer_is_the_same(tmp_path, real) -> None:
+def test_layers_in_the_head_s_own_process_and_a_quantised_cache_run_as_planned_whatever_was_said_of_flash_attention(
+    tmp_path, real
+) -> None:
     async def main():
-        async with two_stages(tmp_path, llama_head_stage="cpu", **real) as (head, worker):
+        told = {**real, "llama_head_stage": "cpu", "cache_type": "q8_0", "llama_arguments": ("-fa", "off")}
+        async with two_stages(tmp_path, **told) as (head, worker):
             await both(head, worker)
             assert head.runtime._worker is None
             assert head.runtime._head._assigned[9] == "CPU"
             assert head.runtime._head._assigned[10] == "RPC0"
-            assert (await complete(head))["content"].startswith(" Paris.")
-
-    run(main())
-
-
-def test_a_quantised_cache_runs_as_planned_and_answers_whatever_was_said_of_flash_attention(tmp_path, real) -> None:
-    async def main():
-        told = {**real, "cache_type": "q8_0", "llama_arguments": ("-fa", "off")}
-        async with two_stages(tmp_path, **told) as (head, worker):
-            await both(head, worker)
             (server,) = psutil.Process(head.runtime._head.program.engine.pid).children()
             assert "-ctk q8_0 -ctv q8_0" in " ".join(server.cmdline())
             assert (await complete(head))["content"].startswith(" Paris")
-
-    run(main())
-
-
-def test_the_engine_s_connection_for_every_tensor_is_not_taken_for_a_flood(tmp_path, real) -> None:
-    async def main():
-        async with two_stages(tmp_path, **{**real, "cut": 1}) as (head, worker):
-            await both(head, worker)
-            assert worker.tunnels.counters.opened > 150
-            assert not worker.node.transport.counters.rejected
 
     run(main())
 
@@ -165,39 +148,44 @@ def test_a_file_other_than_the_plan_s_is_refused_before_the_engine_reads_it(tmp_
     run(main())
 
 
-def test_a_stage_lost_in_the_middle_of_an_answer_ends_the_head_at_once_and_is_not_its_fault(tmp_path, real) -> None:
-    async def main():
-        async with two_stages(tmp_path, **real) as (head, worker):
+def test_weights_kept_on_disk_are_not_sent_again_and_a_stage_lost_in_mid_answer_ends_the_head_without_blame(
+    tmp_path, real
+) -> None:
+    async def loaded_once(sent: list[int], *, lose: bool) -> None:
+        async with two_stages(tmp_path, last_bytes=10**9, **cached) as (head, worker):
             await both(head, worker)
-            answering = asyncio.ensure_future(complete(head, tokens=500))
-            await asyncio.sleep(1.0)
-            began_s = asyncio.get_running_loop().time()
-            (process,) = psutil.Process(worker.runtime._worker.engine.pid).children()
-            process.kill()
-            failure = await asyncio.wait_for(head.runtime.wait_failed(), 30)
-            assert failure.reason == "stage_lost"
-            assert "aborted" in failure.detail
-            assert asyncio.get_running_loop().time() - began_s < 20
-            with pytest.raises(httpx.HTTPError):
-                await answering
+            await head.runtime.activate(EPOCH, head.assignment)
+            sent.append(sum(each.counters.sent_bytes for each in head.runtime._head._listeners.values()))
+            assert worker.tunnels.counters.opened > 150  # one for every tensor,
+            assert not worker.node.transport.counters.rejected  # and not taken for a flood
+            if lose:
+                await loses_its_worker(head, worker)
 
-    run(main())
-
-
-def test_weights_that_a_worker_keeps_on_disk_are_not_sent_again(tmp_path, real) -> None:
     async def main():
-        sent = []
-        cached = {**real, "llama_cache": True, "environment": {"LLAMA_CACHE": str(tmp_path / "kept")}}
-        for _ in range(2):
-            async with two_stages(tmp_path, last_bytes=10**9, **cached) as (head, worker):
-                await both(head, worker)
-                await head.runtime.activate(EPOCH, head.assignment)
-                sent.append(sum(each.counters.sent_bytes for each in head.runtime._head._listeners.values()))
+        sent: list[int] = []
+        await loaded_once(sent, lose=False)
+        await loaded_once(sent, lose=True)
         assert sent[0] > 70_000_000
         assert sent[1] < sent[0] - 25_000_000  # the output layer is the one tensor above the engine's 10 MiB
         assert sum(file.stat().st_size for file in (tmp_path / "kept" / "rpc").iterdir()) == 30_081_024
 
+    cached = {**real, "cut": 1, "llama_cache": True, "environment": {"LLAMA_CACHE": str(tmp_path / "kept")}}
     run(main())
+
+
+async def loses_its_worker(head, worker) -> None:
+    """In the middle of an answer."""
+    answering = asyncio.ensure_future(complete(head, tokens=500))
+    await asyncio.sleep(1.0)
+    began_s = asyncio.get_running_loop().time()
+    (process,) = psutil.Process(worker.runtime._worker.engine.pid).children()
+    process.kill()
+    failure = await asyncio.wait_for(head.runtime.wait_failed(), 30)
+    assert failure.reason == "stage_lost"
+    assert "aborted" in failure.detail
+    assert asyncio.get_running_loop().time() - began_s < 20
+    with pytest.raises(httpx.HTTPError):
+        await answering
 
 
 def test_the_build_is_read_from_the_real_programs() -> None:
