@@ -15,6 +15,7 @@ import pytest
 from tests.bench.awake import awake
 from tests.bench.rows import append, percentile
 from tests.namespaces.lab import lab, wait, why_not, wire_ms
+from tests.namespaces.priority import SLICE_NS
 from tests.namespaces.test_mesh import WAN, doubted, met, rtt_ms, settled, start
 
 pytestmark = [
@@ -72,7 +73,7 @@ def test_round_trip_bulk_and_heartbeats_over_a_link(tmp_path, shape):
     busy = [value for value in seen["busy_ms"] if value is not None]
     true_ms = 2 * shape.get("delay_ms", 0)
     append(
-        "namespaces", "link", awake=spins, niceness=NICENESS, set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
+        "namespaces", "link", awake=spins, niceness=NICENESS, slice_us=SLICE_NS // 1_000, set_rtt_ms=true_ms, loss=shape.get("loss", 0), mtu=shape.get("mtu", 1_500), bare_sockets_min_ms=wire,
         min_ms=min(idle), median_ms=statistics.median(idle), error_ms=min(idle) - true_ms,
         own_error_ms=min(idle) - wire, bulk_bar_mib_per_s=bulk_bar_mib_per_s(shape),
         bulk_mib_per_s=seen["bulk_mib_per_s"], heartbeat_p50_ms=percentile(busy, 0.5),
@@ -102,7 +103,7 @@ def test_three_agents_over_a_lossy_wan(tmp_path):
         net.shape(WAN)
         healed_s = wait("whole again", lambda: met(*net.hosts), 60)
     append(
-        "namespaces", "agents", awake=spins, niceness=NICENESS, settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
+        "namespaces", "agents", awake=spins, niceness=NICENESS, slice_us=SLICE_NS // 1_000, settled_s=settled_s, rtt_error_max_ms=max(errors), rtt_error_median_ms=statistics.median(errors),
         hub_adds_ms=hub_ms, one_way_drop_noticed_s=noticed_s, healed_s=healed_s,
     )  # fmt: skip
     assert max(errors) - hub_ms <= ERROR_MAX_MS

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.namespaces.priority import weigh
+from tests.namespaces.priority import wake_promptly, weigh
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_PI_VNET_HDR = 0x5001
@@ -178,6 +178,7 @@ class Hub:
 
 if __name__ == "__main__":
     weigh(-20)  # a late hub would be measured as a slow link
+    wake_promptly()
     hub = Hub(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
     print("ready", flush=True)
     hub.run()

@@ -22,7 +22,7 @@ from protocol.quic.identity import Identity
 from protocol.quic.mesh_files import Membership, store_first
 from protocol.quic.private_file import make_private_directory, write_private
 from tests.integration.transport_mesh import identities
-from tests.namespaces.priority import weigh
+from tests.namespaces.priority import wake_promptly, weigh
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNET = 0x40000000
@@ -84,6 +84,7 @@ class Host:
             enter(namespace)
             if niceness:
                 weigh(niceness)
+                wake_promptly()
             _LIBC.prctl(_PDEATHSIG, signal.SIGKILL)
 
         return subprocess.Popen(arguments, cwd=ROOT, preexec_fn=inside, **options)  # noqa: PLW1509 - no threads here
