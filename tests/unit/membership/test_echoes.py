@@ -108,6 +108,7 @@ def test_an_echo_that_comes_very_late_or_after_a_stall_is_no_sample() -> None:
         echo, before = until_an_echo(bench).echo, samples(bench)
         if stalls:
             bench.core.on_loop_lag(300_000, bench.now_us)
+            bench.now_us += 400
         else:
             bench.now_us += 6 * SECOND
         bench.say(1, Ack(seq=echo), "datagram")
