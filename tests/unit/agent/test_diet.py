@@ -13,8 +13,8 @@ from stage_agent.addresses import free_ports
 from stage_agent.cli.client import get_json
 from stage_agent.cli.main import run_paths
 
-PEAK_MB = 80
-"""73 were measured: 28 of them are shared libraries, 45 the process's own."""
+PEAK_MB = 76
+"""70 were measured: 28 of them are shared libraries, 42 the process's own."""
 
 HEAVY = (
     "numpy", "scipy", "matplotlib", "pandas", "simpy", "gguf",  # plans, benchmarks, scenarios
