@@ -18,6 +18,7 @@ import pytest
 from protocol.messages import Ping
 from protocol.quic.interface import MessageReceived
 from protocol.quic.tls import LaneContexts
+from tests.bench.awake import awake
 from tests.bench.rows import append, percentile
 from tests.integration.transport_mesh import Node, identities, mesh, now_us, run, running
 
@@ -241,7 +242,7 @@ def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path, pace_mib_per_
         lost = busy.count(None)
         times = [value for value in busy if value is not None]
         append(
-            "transport", "heartbeat_during_bulk",
+            "transport", "heartbeat_during_bulk", awake=spins,
             pace_mib_per_s=pace_mib_per_s,
             idle_p50_ms=percentile([v for v in idle if v], 0.5), p50_ms=percentile(times, 0.5),
             p95_ms=percentile(times, 0.95), p99_ms=percentile(times, 0.99), lost=lost, bulk_mib_per_s=rate,
@@ -249,7 +250,8 @@ def test_heartbeats_stay_fast_while_a_bulk_transfer_runs(tmp_path, pace_mib_per_
         assert lost == 0
         assert percentile(times, 0.99) <= 20
 
-    run(main(), loop="uvloop")
+    with awake() as spins:
+        run(main(), loop="uvloop")
 
 
 ECHOES_PER_DELAY = 40
@@ -295,7 +297,7 @@ def test_the_conditioners_round_trip_error_is_small(tmp_path, loop):
                 figures[rtt] = raw, unshaped, (raw[0] - unshaped[0], raw[1] - unshaped[1])
         far.stop()
         append(
-            "transport", "conditioner_rtt_error_at_cadence", loop=loop, bar_ms=CONDITIONER_ERROR_MAX_MS,
+            "transport", "conditioner_rtt_error_at_cadence", awake=spins, loop=loop, bar_ms=CONDITIONER_ERROR_MAX_MS,
             **{
                 f"at_{rtt}_ms_{name}_min_median": [round(value, 2) for value in pair]
                 for rtt, pairs in figures.items()
@@ -306,7 +308,8 @@ def test_the_conditioners_round_trip_error_is_small(tmp_path, loop):
             assert raw[0] >= 0, ("a packet left before it was due", figures)
             assert max(map(abs, own)) <= CONDITIONER_ERROR_MAX_MS, figures
 
-    run(main(), loop=loop)
+    with awake() as spins:
+        run(main(), loop=loop)
 
 
 @pytest.mark.parametrize("lane", ["datagram", "stream"])
