@@ -87,19 +87,24 @@ def test_a_scenario_reads_as_it_was_written(tmp_path):
     assert read_scenario(path) == scenario
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [("an activation before all are ready", 0), ("a ballot without the instance and a cloned id", 57)],
-)
-def test_the_command_printed_with_a_failing_seed_finds_the_same_problem_again(name, seed):
-    variant, _ = BUGS[name]
+@pytest.mark.parametrize("clones", [False, True])
+def test_the_command_printed_with_a_failing_seed_finds_the_same_problem_again(clones):
+    variant, _ = BUGS["an activation before all are ready"]
     with pytest.raises(SeedFailedError) as first:
-        run_seed(seed, variant, short=True, storms=2)
+        run_scenario(make_scenario(0, short=True, storms=2, clones=clones), variant)
     program, *words = shlex.split(str(first.value).splitlines()[1].removeprefix("replay: "))[2:]
     assert program == "tests.simulation.ballot_chaos"
     with pytest.raises(SeedFailedError) as again:
         main(words)
     assert str(again.value) == str(first.value)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_replay_command_names_the_planted_mistake(name):
+    variant, _ = BUGS[name]
+    made = make_scenario(7, short=True, storms=2, clones=variant.clones, full_disks=variant.full_disks)
+    replay = read_command(shlex.split(command(made, variant))[3:])
+    assert (replay.scenario, replay.variant) == (made, variant)
 
 
 @pytest.mark.parametrize("full_disks", [False, True])
