@@ -1,6 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 14)))' 2>/dev/null && echo $$p && break; done)
-WORKERS ?= 2
+WORKERS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo 'make demo      three agents on this machine form a mesh, plan a model, place it, and generate with it (ARGS=--once: and end)'
-	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without, ENGINE=required: not without; WORKERS=0: one after the other)'
+	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without, ENGINE=required: not without; WORKERS=2: in two lanes)'
 	@echo 'make setup     only install, into .venv'
 	@echo 'make gate      lint, import rules, types'
 	@echo 'make bench     measurements; results are appended to tests/bench/results'
