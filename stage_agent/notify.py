@@ -24,6 +24,11 @@ class SystemdNotifier:
         self._watchdog_us = int(period) // 2 if mine and period.isdecimal() and int(period) > 0 else None
 
     @property
+    def listens(self) -> bool:
+        """Whether systemd runs this process: else no status need be made up."""
+        return bool(self._address)
+
+    @property
     def watchdog_interval_us(self) -> int | None:
         """How often ``watchdog()`` is due: half of systemd's period; ``None`` = nobody watches."""
         return self._watchdog_us if self._address else None
