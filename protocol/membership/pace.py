@@ -1,7 +1,8 @@
 """How often each peer is probed, and when a sample serves both ends of a link.
 
-Rates: up to 4 nodes everybody is probed every second; up to 64 this node sends two probes a second in all, and more
-where a peer would wait longer than ``SETTLED_INTERVAL_US``; above, one a second over its connections. So every node is
+Rates: up to 4 nodes everybody is probed every second; up to 64 two peers a second in all, and more where a peer would
+wait longer than ``SETTLED_INTERVAL_US`` (the peer's own probe counts when an echo measured this end, too, so half of them
+are sent by others); above, one a second over its connections. So every node is
 probed at least once a second by somebody, and it is the first failed probe that starts everybody else's: more probes only
 cost. A link whose RTT has not settled is probed as soon as a sample may settle it. Above 64 the nearest peers are measured
 more often, to keep their RTT settled.

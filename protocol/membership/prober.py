@@ -4,6 +4,9 @@ One probe: a ping by datagram; after the timeout the same ping by stream (reliab
 through up to three helpers; after the timeout once more the probe has failed. The timeout is four times the recent worst
 RTT of the link, at least 500 ms, at most 2 s, times (1 + local health). Local health (Lifeguard) rises when this node
 seems to be the culprit: a failed probe while nobody else was heard either, a refutation of its own death, a late loop.
+
+An answer may be an *echo*: a ping of the answerer's own, if it would soon have sent one. Its answer gives the answerer a
+sample and a sign of life, and four packets do what six did. An echo that is lost proves nothing; the probe comes in its turn.
 """
 
 from dataclasses import dataclass, field
