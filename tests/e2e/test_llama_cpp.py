@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("engine_time")]
 PLACED_S = 180.0
 """From the wish to the first answer: 10 s on two quiet cores, a minute beside three busy processes."""
 
-BANDWIDTH_BYTES_PER_S = 10**12
+BANDWIDTH_BYTES_PER_S, FLOPS_PER_S = 10**12, 10**15
 """Pretended: so high that layers hardly count, and one plan already tells what a hop costs."""
 COUNTS = {"alpha": 10, "beta": 12, "gamma": 8}
 PROMPT = "The capital of France is"
@@ -56,7 +56,11 @@ def configure(mesh, name: str, programs: dict[str, str]) -> None:
         "node": {"name": name, "state_dir": str(directory / "state"), "cache_dir": str(directory / "cache")},
         "listen": {"host": "127.0.0.1", "port": port},
         "api": {"port": api},
-        "shape": {"memory_bytes": 2**31, "memory_bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S},
+        "shape": {
+            "memory_bytes": 2**31,
+            "memory_bandwidth_bytes_per_s": BANDWIDTH_BYTES_PER_S,
+            "compute_flops_per_s": FLOPS_PER_S,
+        },
         "runtime": {
             "kind": "llama_cpp",
             "llama_threads": 1,
@@ -315,7 +319,8 @@ def test_what_the_plan_measured_becomes_a_profile_and_what_the_mesh_plans_by(spl
     told = orders(alpha)[order]
     estimates = document["estimates"]
     assert told["rtt_multiplier_milli"] == pytest.approx(1_000 * estimates["rtt_multiplier"]["after"], abs=1)
-    assert told["per_hop_us"] == pytest.approx(estimates["per_hop_us"]["after"], abs=1) > 0
+    assert told["per_hop_us"] == pytest.approx(estimates["per_hop_us"]["after"], abs=1)
+    assert told["per_hop_us"] > 0
     MEASURED_US.append(run["measured_us"])
 
 
