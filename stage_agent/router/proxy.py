@@ -32,6 +32,9 @@ MAX_ANSWER_BYTES = 67_108_864
 READ_S = 600.0
 """The longest silence of the engine: a long prompt on slow stages."""
 RETRY_AFTER_S = 5
+IDLE_S = 2.0
+"""How long a connection to the engine is kept for the next request. llama-server closes after 5 s, and a request that meets its
+close on the way would be told that the plan is lost."""
 _EVENTS = "text/event-stream"
 _FORWARDED = ("content-type", "accept")
 
@@ -159,7 +162,7 @@ class HeadProxy:
             base_url=f"http://{LOOPBACK}:{port}",
             headers={"authorization": f"Bearer {secret}"},
             timeout=httpx.Timeout(5.0, read=READ_S, pool=30.0),
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=2),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=2, keepalive_expiry=IDLE_S),
             trust_env=False,
         )
         return _Way(head, client, listener)
