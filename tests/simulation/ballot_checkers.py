@@ -119,7 +119,7 @@ class Checkers:
             self.fail(8, f"{process.node_id} prepares {slot} {ballot} for participants that it did not plan with")
         known = self._prepared.setdefault((slot, ballot), participant_hash)
         if known != participant_hash:
-            self.fail(8, f"{process.node_id} prepares {slot} {ballot} for two participant hashes")
+            self.fail(2, f"{process.node_id} prepares {slot} {ballot} for other participants than somebody before")
 
     def _whole(self, slot: str, ballot: PlanEpoch) -> None:
         """What is about to serve has every layer once, in order, each part within its node's memory."""

@@ -13,10 +13,12 @@ from tests.simulation.test_ballots_reports import SLOT, A, B, mesh
 SEEDS = 200
 LIKELY = {
     "a fence that is off by one": 58,
-    "a ballot without the instance and a cloned id": 57,
+    "a promise that is not persisted before the reply": 3,
+    "a ballot without the instance and a cloned id": 86,
     "an exclusion that is not obeyed": 2,
     "frames accepted without the epoch": 33,
     "frames accepted without the request epoch": 5,
+    "layers of the former plan that are kept": 10,
     "a stage of a plan for another participant hash": 3,
 }
 """Where to look first: an earlier run found it soon after. All 200 are looked at before it counts as not found."""
@@ -57,5 +59,5 @@ def test_a_request_that_did_not_run_through_one_whole_plan_is_found(trail, invar
 
 
 def test_a_cloned_identity_alone_breaks_nothing():
-    for seed in range(20, 26):
+    for seed in range(20, 24):
         run_seed(seed, Variant(clones=True), short=True, storms=2)
