@@ -1,6 +1,7 @@
 """How much memory a long run keeps, and who keeps it."""
 
 import gc
+import logging
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +31,11 @@ class Growth:
 
 @contextmanager
 def growth() -> Iterator[Growth]:
+    """Logs are silent inside: pytest keeps every record until the test ends."""
+    logging.disable()
     tracemalloc.start()
     try:
         yield Growth()
     finally:
         tracemalloc.stop()
+        logging.disable(logging.NOTSET)
