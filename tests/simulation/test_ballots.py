@@ -65,7 +65,7 @@ def assert_that_it_proves_something(outcomes: list[Outcome]) -> Counter[str]:
 @pytest.mark.timeout(400)
 @WAITS
 def test_no_invariant_breaks_and_every_mesh_converges_after_healing(short):
-    outcomes = [run_seed(seed, short=short, storms=2) for seed in range(28)]
+    outcomes = [run_seed(seed, short=short, storms=2) for seed in range(25)]
     assert_that_it_proves_something(outcomes)
     assert statistics.median(outcome.healed_us for outcome in outcomes) <= 15 * SECOND
     sizes = {outcome.nodes for outcome in outcomes}
@@ -126,8 +126,8 @@ def test_a_kept_scenario_is_replayed_from_its_file(tmp_path):
 
 
 def test_disks_that_are_full_for_a_while_break_nothing_either():
-    outcomes = [run_seed(seed, Variant(full_disks=True), short=True, storms=1) for seed in range(10)]
-    assert sum(outcome.counts["write refused by a full disk"] for outcome in outcomes) >= 5
+    outcomes = [run_seed(seed, Variant(full_disks=True), short=True, storms=1) for seed in range(6)]
+    assert sum(outcome.counts["write refused by a full disk"] for outcome in outcomes) >= 3
 
 
 def test_a_calm_mesh_plans_once_and_serves_every_request():
