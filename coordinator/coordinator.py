@@ -24,7 +24,7 @@ from coordinator.assignment.slot import SlotCoordinator
 from coordinator.assignment.snapshot import CoordinatorSnapshot, slot_snapshot
 from coordinator.assignment.upkeep import Strays
 from coordinator.election.campaign import Campaign
-from coordinator.election.canonical import canonical_coordinator, serving_ballot
+from coordinator.election.follower import Follower
 from coordinator.election.settle import SettleBarrier
 from coordinator.engine_mix import other_engines
 from coordinator.orders import NO_ORDERS, StandingOrders, spoken, standing
@@ -78,7 +78,7 @@ class Coordinator:
         )
         self._barrier: Final = SettleBarrier(election, now_us)
         self._view = ClusterView(node_id)
-        self._canonical: NodeId | None = None
+        self._follower: Final = Follower(self._barrier, assignment.loss_replan_delay_us)
         self._slots: dict[Slot, SlotCoordinator] = {}
         self._ended: dict[Slot, Strays] = {}
         """Slots that are not wanted any more: a lost retirement is repeated while rows still show them."""
@@ -89,7 +89,6 @@ class Coordinator:
         self._told: dict[OrderKey, OperatorOrder] = {}
         self._orders = NO_ORDERS
         self._last_request_id = 0
-        self._incumbent_gone_us: int | None = None
 
     # ------------------------------------------------------------------ inputs
 
@@ -208,19 +207,17 @@ class Coordinator:
 
     def next_deadline(self, now_us: int) -> int | None:
         """When to call ``on_timer`` at the latest."""
-        due = [self._barrier.next_deadline(now_us)]
+        due = [self._barrier.next_deadline(now_us), self._follower.next_deadline()]
         if self._is_coordinator:
             due.append(now_us + TICK_US)
             due += [slot.next_deadline(now_us) for slot in self._slots.values()]
-        if self._incumbent_gone_us is not None:
-            due.append(self._incumbent_gone_us + self._settings.assignment.loss_replan_delay_us)
         return min((moment for moment in due if moment is not None and moment > now_us), default=None)
 
     # ------------------------------------------------------------------ outputs
 
     @property
     def _is_coordinator(self) -> bool:
-        return self._canonical == self._node_id
+        return self._follower.node_id == self._node_id
 
     @property
     def term(self) -> int:
@@ -246,7 +243,7 @@ class Coordinator:
         settled = self._barrier.settled(now_us)
         return CoordinatorSnapshot(
             role="coordinator" if self._is_coordinator else "follower",
-            canonical=self._canonical,
+            canonical=self._follower.node_id,
             term=self._campaign.term,
             settled=settled,
             left_out=self._left_out(now_us),
@@ -265,7 +262,7 @@ class Coordinator:
 
     def _advance(self, now_us: int) -> list[Effect]:
         self._barrier.observe(self._view, now_us)
-        self._elect(now_us)
+        self._follower.look(self._view, self._pin, now_us)
         effects: list[Effect] = []
         for name in self._by_priority():
             slot = self._slots[name]
@@ -292,27 +289,6 @@ class Coordinator:
         effects = lower[0].withdraw(reason, self._moment(lower[0], now_us))
         slot.reconsider()
         return effects + slot.step(self._moment(slot, now_us))
-
-    def _elect(self, now_us: int) -> None:
-        """Follow the canonical choice of a settled view; a vanished incumbent is replaced after the short delay."""
-        choice = canonical_coordinator(
-            self._view, counts=lambda node_id: self._barrier.counts(node_id, now_us), pin=self._pin
-        )
-        if choice == self._canonical:
-            self._incumbent_gone_us = None
-            return
-        present = self._canonical is not None and self._canonical in self._view.connected
-        ballot = serving_ballot(self._view)
-        incumbent_speaks = ballot is not None and choice == ballot.node_id
-        if self._barrier.settled(now_us) or incumbent_speaks or (self._pin and choice == self._pin):
-            self._canonical, self._incumbent_gone_us = choice, None
-            return
-        if self._canonical is None or present:
-            return
-        if self._incumbent_gone_us is None:
-            self._incumbent_gone_us = now_us
-        if now_us >= self._incumbent_gone_us + self._settings.assignment.loss_replan_delay_us:
-            self._canonical, self._incumbent_gone_us = choice, None
 
     def _moment(self, slot: SlotCoordinator, now_us: int) -> Moment:
         left_out = self._left_out(now_us)
