@@ -48,6 +48,7 @@ class Coordinator:
     """One per node. Single-threaded; every input returns effects."""
 
     slot_type: type[SlotCoordinator] = SlotCoordinator
+    follower_type: type[Follower] = Follower
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Coordinator:
         )
         self._barrier: Final = SettleBarrier(election, now_us)
         self._view = ClusterView(node_id)
-        self._follower: Final = Follower(self._barrier, assignment.loss_replan_delay_us)
+        self._follower: Final = self.follower_type(self._barrier, assignment.loss_replan_delay_us)
         self._slots: dict[Slot, SlotCoordinator] = {}
         self._ended: dict[Slot, Strays] = {}
         """Slots that are not wanted any more: a lost retirement is repeated while rows still show them."""

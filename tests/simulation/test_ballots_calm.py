@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.coordinator import Coordinator
+from coordinator.election.follower import Follower
 from tests.simulation.ballot_calm import await_rest, components, must_serve, two_sides
 from tests.simulation.ballot_chaos import SeedFailedError, run_scenario
 from tests.simulation.ballot_checkers import ViolationError
@@ -13,22 +14,30 @@ from tests.simulation.test_ballots_reports import SLOT, A, B, C, D, mesh, run
 SEEDS = 200
 
 
-class MajorityCoordinator(Coordinator):
-    """Coordinates only where most of the nodes that it knows are connected, as if a quorum were needed."""
+class MajorityFollower(Follower):
+    """Follows somebody only where most of the nodes that it knows are connected, as if a quorum were needed."""
 
-    def _elect(self, now_us: int) -> None:
-        if 2 * len(self._view.connected) > len(self._view.members):
-            super()._elect(now_us)
+    def look(self, view, pin, now_us):
+        if 2 * len(view.connected) > len(view.members):
+            super().look(view, pin, now_us)
         else:
-            self._canonical = None
+            self.node_id = None
+
+
+class HopefulFollower(Follower):
+    """Keeps a coordinator that is gone: it may come back."""
+
+    def look(self, view, pin, now_us):
+        if self.node_id is None or self.node_id in view.connected:
+            super().look(view, pin, now_us)
+
+
+class MajorityCoordinator(Coordinator):
+    follower_type = MajorityFollower
 
 
 class HopefulCoordinator(Coordinator):
-    """Keeps a coordinator that is gone: it may come back."""
-
-    def _elect(self, now_us: int) -> None:
-        if self._canonical is None or self._canonical in self._view.connected:
-            super()._elect(now_us)
+    follower_type = HopefulFollower
 
 
 @pytest.mark.parametrize("broken", [MajorityCoordinator, HopefulCoordinator])
