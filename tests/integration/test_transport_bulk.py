@@ -190,7 +190,7 @@ def block_udp(node):
     router._put = lambda *_: None
 
 
-@LOOPS
+@pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.nightly), "uvloop"])
 def test_when_udp_is_blocked_control_runs_over_tls_and_is_marked(loop):
     async def main():
         alpha, beta = mesh("alpha", "beta")

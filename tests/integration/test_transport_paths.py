@@ -10,7 +10,8 @@ from protocol.quic.interface import DialFailed, MessageReceived, PeerConnected, 
 from stage_agent.addresses import free_ports
 from tests.integration.transport_mesh import Node, eventually, identities, now_us, run, running
 
-LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+LOOPS = pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.nightly), "uvloop"])
+"""The daemon's loop; Python's own waits as long again, at night."""
 HOSTS = pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 
 
