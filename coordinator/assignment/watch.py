@@ -83,7 +83,9 @@ class PlanWatch:
         self._mirrored = False
         if self.running is not None:
             if attempt is not None and attempt.retired:
-                self._retired, self._retired_us = self._retired | attempt.retired, moment.now_us
+                # Others were asked to make room too: what they held is not missing from this plan.
+                self._retired |= attempt.retired & frozenset(self.running.nodes)
+                self._retired_us = moment.now_us
             elif moment.now_us >= self._retired_us + RETIRED_GRACE_US:
                 self._retired -= self._still_serving(self.running, moment)
             self.health = self._judge(moment)

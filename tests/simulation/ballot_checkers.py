@@ -331,8 +331,8 @@ class Checkers:
 
 
 def _may_recheck(process: "Process", slot: str, now_us: int) -> bool:
-    """A verdict of ``dwell`` is looked at again once the dwell is over, and a move that failed is tried again."""
+    """A verdict of ``dwell`` is looked at again once the dwell is over; a move that failed or was refused is tried again."""
     decisions = process.coordinator.snapshot(now_us).decisions
-    kinds = {"kept", "activated", "adopted", "broken", "attempt_failed"}
+    kinds = {"kept", "activated", "adopted", "broken", "attempt_failed", "refused"}
     kept = [decision for decision in decisions if decision.kind in kinds and decision.slot == slot]
     return not kept or kept[-1].reason in {"dwell", "not_amortised"} or kept[-1].kind != "kept"
