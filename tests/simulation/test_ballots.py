@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.ballot_bugs import BUGS
-from tests.simulation.ballot_chaos import Outcome, SeedFailedError, main, run_scenario, run_seed
+from tests.simulation.ballot_chaos import HEAL_US, Outcome, SeedFailedError, main, run_scenario, run_seed
 from tests.simulation.ballot_mesh import SECOND, BallotMesh, Variant
 from tests.simulation.ballot_replay import command, read_command
 from tests.simulation.ballot_scenario import make_scenario, read_scenario
@@ -156,6 +156,9 @@ def test_a_thousand_seeds_keep_every_invariant_and_converge(short):
     counts = assert_that_it_proves_something(outcomes)
     record(outcomes, counts, short=short, failures=len(failures), cpu_s=time.process_time() - begun_s)
     assert not failures, failures[0]
+    healed = [outcome.healed_us for outcome in outcomes]
+    assert sum(took_us <= HEAL_US for took_us in healed) >= 0.99 * len(healed)
+    assert max(healed) <= 2 * HEAL_US, "back-off and flap damping included"
 
 
 def calm_behind_a_cut(outcomes: list[Outcome], counts: Counter[str]) -> dict[str, float]:
