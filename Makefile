@@ -1,6 +1,5 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do $$p -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 14)))' 2>/dev/null && echo $$p && break; done)
-WORKERS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -8,7 +7,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo 'make demo      three agents on this machine form a mesh, plan a model, place it, and generate with it (ARGS=--once: and end)'
-	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without, ENGINE=required: not without; WORKERS=2: in two lanes)'
+	@echo 'make test      the tests, without the long ones (x86-64 Linux: with a real llama.cpp and model, 160 MB; ENGINE=no: without, ENGINE=required: not without)'
 	@echo 'make setup     only install, into .venv'
 	@echo 'make gate      lint, import rules, types'
 	@echo 'make bench     measurements; results are appended to tests/bench/results'
@@ -41,7 +40,7 @@ test: setup
 ifneq ($(ENGINE),no)
 	@test "$$(uname -sm)" != 'Linux x86_64' || $(MAKE) --no-print-directory engine || { echo 'no real engine: its tests $(if $(filter required,$(ENGINE)),would be skipped (ENGINE=no: without),are skipped (ENGINE=no does not try))'; test '$(ENGINE)' != required; }
 endif
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not nightly and not bench' $(ARGS)
+	$(BIN)/python -m pytest -m 'not nightly and not bench' $(ARGS)
 
 gate: setup
 	$(BIN)/ruff check .
