@@ -87,14 +87,17 @@ class IdleAgent:
 
 @dataclass(slots=True)
 class IdleMesh:
-    """All agents of one measurement. ``joined_s`` is the monotonic moment at which the last ``join`` ended."""
+    """All agents of one measurement. ``formed_s`` and ``joined_s`` are the monotonic moments at which all but the last
+    answered, and at which the last one's ``join`` ended."""
 
     root: Path
     agents: list[IdleAgent] = field(default_factory=list)
+    formed_s: float = 0.0
     joined_s: float = 0.0
+    _token: str = ""
 
     def form(self, nodes: int) -> None:
-        """Init, invite and join; every agent but the last runs before the last one joins."""
+        """Init, invite and join: all at once, but for the last one, which ``join_the_last`` lets in."""
         ports = free_ports(2 * nodes)
         for index in range(nodes):
             self.agents.append(self._agent(f"n{index:02}", ports[2 * index], ports[2 * index + 1]))
@@ -103,37 +106,48 @@ class IdleMesh:
         first.start()
         self.wait("the first agent answers", STARTED_S, first.answers)
         tokens = [json.loads(command("invite", "--json", "--config", str(first.config)))["token"] for _ in others]
+        self._token = tokens.pop() if tokens else ""
         with ThreadPoolExecutor(max_workers=2) as pool:
             joins = [
-                pool.submit(join_patiently, agent.config, token) for agent, token in zip(others, tokens, strict=True)
+                pool.submit(join_patiently, agent.config, token) for agent, token in zip(others, tokens, strict=False)
             ]
-            for agent, join in list(zip(others, joins, strict=True))[:-1]:
+            for agent, join in zip(others, joins, strict=False):
                 join.result()
                 agent.start()
-            for agent in others[:-1]:
-                self.wait(f"{agent.name} answers", STARTED_S, agent.answers)
-            if others:
-                joins[-1].result()
-                self.joined_s = time.monotonic()
-                others[-1].start()
+        for agent in others[:-1]:
+            self.wait(f"{agent.name} answers", STARTED_S, agent.answers)
+        self.formed_s = time.monotonic()
 
-    def wait_until_settled(self, limit_s: float) -> float:
-        """Until every agent itself sees every other alive over a settled link; seconds since the last join.
+    def start_to_settled_s(self, limit_s: float) -> float:
+        """Seconds from the last answer to all that run having settled: they started within the same minute."""
+        self._wait_until_settled(self.agents[:-1], limit_s)
+        return time.monotonic() - self.formed_s
 
-        Each agent is asked until it has settled, and not again: asking costs as much as what is measured.
-        """
-        for agent in reversed(self.agents):
-            self.wait(f"{agent.name} has settled", limit_s, lambda agent=agent: self._settled(agent))
+    def join_to_settled_s(self, limit_s: float) -> float:
+        """One more joins the mesh at rest; seconds from its ``join`` to every agent seeing every other settled."""
+        last = self.agents[-1]
+        join_patiently(last.config, self._token)
+        self.joined_s = time.monotonic()
+        last.start()
+        self._wait_until_settled(self.agents, limit_s)
         return time.monotonic() - self.joined_s
 
-    def _settled(self, agent: IdleAgent) -> bool:
-        return agent.answers() and agent.settled_peers() == len(self.agents) - 1
+    def _wait_until_settled(self, agents: list[IdleAgent], limit_s: float) -> None:
+        """Every one itself sees every other alive over a settled link.
+
+        Each is asked until it has settled, and not again: asking costs as much as what is measured.
+        """
+        for agent in reversed(agents):
+            self.wait(
+                f"{agent.name} has settled", limit_s,
+                lambda agent=agent: agent.answers() and agent.settled_peers() == len(agents) - 1,
+            )  # fmt: skip
 
     def wait(self, what: str, limit_s: float, condition: Callable[[], bool]) -> None:
         ends = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < ends, f"{what}: not within {limit_s:.0f} s"
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def stop(self) -> None:
         running = [agent.process for agent in self.agents if agent.process is not None]
