@@ -1,9 +1,9 @@
 """What must survive a restart: boot counter, last term, promises and plans per slot, tombstones, admissions, models.
 
 One SQLite file in WAL mode with ``synchronous=FULL``: a call that returned is on the disk. Measured here: 0.28 ms a
-write against 0.45 ms (p99 of both 3 to 4 ms on a shared virtual disk) for a checksummed file with fsync, rename and directory fsync, and it
-keeps several documents consistent with each other. ``locking_mode=EXCLUSIVE`` keeps SQLite from mapping a shared-memory
-file, which would end the process by SIGBUS on a full disk.
+write against 0.45 ms (p99 of both 3 to 4 ms on a shared virtual disk) for a checksummed file with fsync, rename and
+directory fsync, and it keeps several documents consistent with each other. ``locking_mode=EXCLUSIVE`` keeps SQLite
+from mapping a shared-memory file, which would end the process by SIGBUS on a full disk.
 
 One daemon per directory: an advisory lock on ``state.lock`` is held while the store is open and ends with the process.
 
